@@ -1,0 +1,41 @@
+# PGXS build of the extension "idempotency".
+#
+#   make && make install            build and install into the server of PG_CONFIG
+#   make installcheck               pg_regress, isolation and TAP suites
+#   make installcheck TAP_TESTS=    the same without TAP (as root, or without IPC::Run)
+
+EXTENSION = idempotency
+MODULE_big = idempotency
+OBJS = \
+	src/access.o \
+	src/canonical.o \
+	src/catalog.o \
+	src/claim.o \
+	src/digest.o \
+	src/finish.o \
+	src/idempotency.o \
+	src/interval.o \
+	src/key.o \
+	src/keylock.o \
+	src/policy.o \
+	src/policy_cache.o \
+	src/ring.o \
+	src/state.o \
+	src/status.o \
+	src/store.o
+
+PGFILEDESC = "idempotency - at most one business effect per key"
+DATA = sql/idempotency--1.0.sql
+
+REGRESS = setup key digest claim finish policy access
+REGRESS_OPTS = --inputdir=.
+ISOLATION = 
+ISOLATION_OPTS = --inputdir=test --load-extension=pgcrypto --load-extension=idempotency
+TAP_TESTS = 1
+PROVE_TESTS = test/t/*.pl
+
+PG_CFLAGS = -std=gnu11 -Wall -Wextra -Wno-unused-parameter -Wno-sign-compare -Wno-missing-field-initializers
+
+PG_CONFIG ?= pg_config
+PGXS := $(shell $(PG_CONFIG) --pgxs)
+include $(PGXS)
