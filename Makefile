@@ -10,6 +10,7 @@ OBJS = \
 	src/access.o \
 	src/canonical.o \
 	src/catalog.o \
+	src/change.o \
 	src/claim.o \
 	src/digest.o \
 	src/finish.o \

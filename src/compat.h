@@ -12,6 +12,7 @@
 #define IDEM_COMPAT_H
 
 #include "access/genam.h"
+#include "access/tableam.h"
 #include "executor/executor.h"
 #include "utils/acl.h"
 #include "utils/rel.h"
@@ -57,6 +58,48 @@ proc_aclcheck_compat(Oid proc, Oid role, AclMode mode)
 	return object_aclcheck(ProcedureRelationId, proc, role, mode);
 #else
 	return pg_proc_aclcheck(proc, role, mode);
+#endif
+}
+
+/*
+ * Updates a row without waiting for locks unless told to, then its index entries.
+ * Returns what table_tuple_update() returned; entries are made for TM_Ok only.
+ */
+static inline TM_Result
+update_row_compat(ResultRelInfo *rri, EState *estate, ItemPointer tid, TupleTableSlot *slot,
+				  CommandId cid, bool wait, TM_FailureData *tmfd)
+{
+	Relation	rel = rri->ri_RelationDesc;
+	LockTupleMode lockmode;
+	TM_Result	result;
+#if PG_VERSION_NUM >= 160000
+	TU_UpdateIndexes indexes = TU_None;
+
+	result = table_tuple_update(rel, tid, slot, cid, InvalidSnapshot, InvalidSnapshot,
+								wait, tmfd, &lockmode, &indexes);
+	if (result == TM_Ok && indexes != TU_None && rri->ri_NumIndices > 0)
+		ExecInsertIndexTuples(rri, slot, estate, true, false, NULL, NIL,
+							  indexes == TU_Summarizing);
+#else
+	bool		indexes = false;
+
+	result = table_tuple_update(rel, tid, slot, cid, InvalidSnapshot, InvalidSnapshot,
+								wait, tmfd, &lockmode, &indexes);
+	if (result == TM_Ok && indexes && rri->ri_NumIndices > 0)
+		ExecInsertIndexTuples(rri, slot, estate, true, false, NULL, NIL);
+#endif
+	return result;
+}
+
+static inline void
+insert_index_entries_compat(ResultRelInfo *rri, TupleTableSlot *slot, EState *estate)
+{
+	if (rri->ri_NumIndices == 0)
+		return;
+#if PG_VERSION_NUM >= 160000
+	ExecInsertIndexTuples(rri, slot, estate, false, false, NULL, NIL, false);
+#else
+	ExecInsertIndexTuples(rri, slot, estate, false, false, NULL, NIL);
 #endif
 }
 

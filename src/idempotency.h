@@ -18,12 +18,16 @@
 #ifndef IDEMPOTENCY_H
 #define IDEMPOTENCY_H
 
+#include "access/htup.h"
 #include "access/xact.h"
 #include "datatype/timestamp.h"
+#include "access/tupdesc.h"
 #include "fmgr.h"
 #include "storage/itemptr.h"
 #include "utils/array.h"
 #include "utils/jsonb.h"
+#include "utils/relcache.h"
+#include "utils/snapshot.h"
 #include "utils/uuid.h"
 
 /* Private SQLSTATE class, DESIGN.md section 5. */
@@ -131,6 +135,132 @@ extern TimestampTz idem_now(void);
 extern int64 idem_interval_us(const Interval *span, const char *what, int64 min, int64 max);
 extern Interval *idem_us_interval(int64 us);
 extern text *idem_check_key(text *key);
+
+/* ---- catalog.c: OIDs of our own objects ---- */
+typedef struct IdemCatalog
+{
+	Oid			schema;
+	Oid			record;			/* partitioned parent, never opened by us */
+	Oid			slices[IDEM_RING_SLICES + 1];	/* [0] = open partition */
+	Oid			ring;
+	Oid			policy;
+} IdemCatalog;
+
+extern const IdemCatalog *idem_catalog(Oid function);
+extern uint64 idem_catalog_generation(void);
+extern void idem_catalog_init(void);
+
+/* ---- policy_cache.c ---- */
+extern const IdemPolicy *idem_policy_get(const IdemCatalog *cat, const text *operation);
+extern void idem_policy_forget(Oid relid);
+
+/* ---- policy.c: pure ---- */
+extern int64 idem_policy_backoff(int32 attempt, int64 base, double factor, int64 cap,
+								 IdemJitter jitter, double random);
+
+/* ---- ring.c ---- */
+extern int	idem_ring_current(const IdemCatalog *cat);
+extern void idem_ring_forget(Oid relid);
+
+/* ---- keylock.c ---- */
+extern bool idem_keylock_try(const text *key);
+extern void idem_keylock_wait(const text *key);
+extern void idem_keylock_release(const text *key);
+
+/* ---- store.c ---- */
+typedef enum IdemPresence
+{
+	IDEM_ABSENT,				/* no row in the partitions probed */
+	IDEM_PRESENT,				/* committed, or written by this transaction */
+	IDEM_IN_DOUBT				/* written or deleted by a transaction in progress */
+} IdemPresence;
+
+typedef struct IdemProbe
+{
+	IdemPresence presence;
+	ItemPointerData tid;		/* of the row found */
+	bool		own;			/* PRESENT: version written by this transaction */
+	CommandId	cmin;			/* own: command that wrote it */
+	bool		snapshot_sees;	/* PRESENT: visible to the transaction snapshot */
+	TransactionId xid;			/* IN_DOUBT: the transaction to wait for */
+	IdemRecord	rec;			/* PRESENT and IN_DOUBT; rec.slice tells where */
+} IdemProbe;
+
+typedef enum IdemWrite
+{
+	IDEM_WRITTEN,
+	IDEM_ROW_BUSY				/* row lock of another transaction: nothing written */
+} IdemWrite;
+
+typedef struct IdemStore
+{
+	const IdemCatalog *cat;
+	Relation	open;			/* RowExclusiveLock */
+	bool		wrote;			/* keep the lock to the end of the transaction */
+} IdemStore;
+
+extern void idem_store_open(IdemStore *st, const IdemCatalog *cat);
+extern void idem_store_close(IdemStore *st);
+extern void idem_store_probe(IdemStore *st, const text *key, IdemProbe *probe);
+extern bool idem_store_snapshot_sees(const IdemCatalog *cat, const text *key);
+extern void idem_store_insert_open(IdemStore *st, IdemRecord *rec);
+extern IdemWrite idem_store_update_open(IdemStore *st, IdemProbe *probe, IdemRecord *rec);
+extern IdemWrite idem_store_delete_open(IdemStore *st, IdemProbe *probe);
+extern IdemWrite idem_store_finish(IdemStore *st, IdemProbe *probe, IdemRecord *rec);
+extern void idem_store_wait_row(IdemStore *st, IdemProbe *probe);
+extern void idem_store_wait_xact(IdemStore *st, IdemProbe *probe);
+extern HeapTuple idem_store_read(const IdemCatalog *cat, const text *key, Snapshot snapshot, TupleDesc desc);
+
+/* ---- state.c: pure ---- */
+typedef enum IdemStanding
+{
+	IDEM_HELD,					/* processing, lease not over */
+	IDEM_LAPSED,				/* processing, lease over, next claim takes over */
+	IDEM_WAITING,				/* retryable_failed, not due */
+	IDEM_DUE,					/* retryable_failed, due */
+	IDEM_STANDS_UNKNOWN,		/* unknown, stored or lapsed into */
+	IDEM_STANDS_EXHAUSTED,		/* limits reached, not yet stored as failed */
+	IDEM_STANDS_FAILED,
+	IDEM_STANDS_SUCCEEDED
+} IdemStanding;
+
+typedef enum IdemVerdict
+{
+	IDEM_GIVE_NEW,				/* no record: insert */
+	IDEM_GIVE_NEXT,				/* next attempt: update */
+	IDEM_GIVE_SAME,				/* the caller's token holds it: no change */
+	IDEM_SETTLE_UNKNOWN,		/* store the lapse, answer unknown */
+	IDEM_SETTLE_EXHAUSTED,		/* store the lapse, answer failed */
+	IDEM_ANSWER_IN_PROGRESS,
+	IDEM_ANSWER_RETRY_LATER,
+	IDEM_ANSWER_UNKNOWN,
+	IDEM_ANSWER_FAILED,
+	IDEM_ANSWER_SUCCEEDED,
+	IDEM_REFUSE_TOKEN			/* the token served an earlier attempt */
+} IdemVerdict;
+
+extern IdemStanding idem_standing(const IdemRecord *rec, const IdemPolicy *policy, TimestampTz now);
+extern bool idem_limits_reached(const IdemRecord *rec, const IdemPolicy *policy, TimestampTz next);
+extern IdemVerdict idem_decide_claim(const IdemRecord *rec, IdemStanding standing, const pg_uuid_t *token);
+extern bool idem_token_is(const IdemRecord *rec, const pg_uuid_t *token);
+extern bool idem_token_was(const IdemRecord *rec, const pg_uuid_t *token);
+extern void idem_bury_token(IdemRecord *rec);
+extern void idem_become_processing(IdemRecord *rec, IdemStanding from, const pg_uuid_t *token,
+								   TimestampTz now, int64 lease);
+extern void idem_become_retryable(IdemRecord *rec, TimestampTz now, TimestampTz retry_at);
+extern void idem_become_unknown(IdemRecord *rec, TimestampTz now);
+extern void idem_become_failed(IdemRecord *rec, TimestampTz now);
+extern void idem_become_exhausted(IdemRecord *rec, const IdemPolicy *policy, TimestampTz now);
+extern void idem_become_succeeded(IdemRecord *rec, TimestampTz now, struct varlena *json, struct varlena *body);
+extern const char *idem_status_name(IdemStatus status);
+extern IdemStatus idem_status_code(const text *name);
+extern const char *idem_previous_name(IdemPrevious previous);
+extern IdemPrevious idem_previous_code(const text *name);
+
+/* ---- access.c ---- */
+extern void idem_write_prologue(const char *function);
+extern void idem_check_owner(Oid owner);
+extern bool idem_may_read_all(const IdemCatalog *cat);
 
 /* ---- key.c ---- */
 extern text *idem_key_operation(const text *key);

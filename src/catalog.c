@@ -1,0 +1,105 @@
+/*-------------------------------------------------------------------------
+ *
+ * catalog.c
+ *	  OIDs of the extension's own tables.
+ *
+ * Tables are found by name in the schema of the SQL function that was called,
+ * never through search_path, and remembered until a relcache invalidation
+ * names one of them: DROP and CREATE EXTENSION in another session arrive here
+ * with the locks that the next call takes.  "Absent" is never remembered, and the
+ * callback only clears flags: it may run at any time, so it must not look
+ * anything up.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "catalog/pg_proc.h"
+#include "utils/inval.h"
+#include "utils/lsyscache.h"
+#include "utils/syscache.h"
+
+#include "idempotency.h"
+
+static IdemCatalog cache;
+static bool cache_valid = false;
+static uint64 generation = 0;
+
+static const char *const slice_names[IDEM_RING_SLICES + 1] = {
+	"idem_record_open", "idem_record_1", "idem_record_2", "idem_record_3", "idem_record_4"
+};
+
+static bool
+is_ours(Oid relid)
+{
+	if (relid == cache.record || relid == cache.ring || relid == cache.policy)
+		return true;
+	for (int i = 0; i <= IDEM_RING_SLICES; i++)
+		if (relid == cache.slices[i])
+			return true;
+	return false;
+}
+
+/* relid InvalidOid means: everything. */
+static void
+relcache_callback(Datum arg, Oid relid)
+{
+	if (cache_valid && (!OidIsValid(relid) || is_ours(relid)))
+	{
+		cache_valid = false;
+		generation++;
+	}
+	idem_ring_forget(relid);
+	idem_policy_forget(relid);
+}
+
+void
+idem_catalog_init(void)
+{
+	CacheRegisterRelcacheCallback(relcache_callback, (Datum) 0);
+}
+
+/* Counts the times the cached OIDs were dropped. */
+uint64
+idem_catalog_generation(void)
+{
+	return generation;
+}
+
+static Oid
+table_in(Oid schema, const char *name)
+{
+	Oid			relid = get_relname_relid(name, schema);
+
+	if (!OidIsValid(relid))
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_TABLE),
+				 errmsg("table \"%s\" of extension \"idempotency\" does not exist", name),
+				 errhint("Drop and create the extension, or restore the name of its table.")));
+	return relid;
+}
+
+/*
+ * The tables beside the given SQL function.  Raises 42P01 if one is missing.
+ * The answer stays readable; it may be outdated by the next lock taken, which
+ * the table_open that follows then reports.
+ */
+const IdemCatalog *
+idem_catalog(Oid function)
+{
+	Oid			schema;
+
+	if (cache_valid)
+		return &cache;
+
+	schema = get_func_namespace(function);
+	cache.schema = schema;
+	cache.record = table_in(schema, "idem_record");
+	for (int i = 0; i <= IDEM_RING_SLICES; i++)
+		cache.slices[i] = table_in(schema, slice_names[i]);
+	cache.ring = table_in(schema, "idem_ring");
+	cache.policy = table_in(schema, "idem_policy");
+	cache_valid = true;
+	return &cache;
+}

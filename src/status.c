@@ -1,0 +1,51 @@
+/*-------------------------------------------------------------------------
+ *
+ * status.c
+ *	  Reading a record without any effect, also on a standby.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "utils/acl.h"
+#include "utils/snapmgr.h"
+
+#include "idempotency.h"
+
+#define ANUM_OWNER	4
+
+/*
+ * idem_status(key text)
+ *		The row as the calling statement's snapshot sees it, as stored: a lapsed
+ *		lease still reads "processing".
+ */
+PG_FUNCTION_INFO_V1(idem_status);
+Datum
+idem_status(PG_FUNCTION_ARGS)
+{
+	const IdemCatalog *cat;
+	TupleDesc	desc;
+	HeapTuple	tuple;
+	text	   *key;
+	bool		isnull;
+
+	if (PG_ARGISNULL(0))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("idempotency key must not be null")));
+	key = idem_check_key(PG_GETARG_TEXT_PP(0));
+	cat = idem_catalog(fcinfo->flinfo->fn_oid);
+	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "return type must be a row type");
+	desc = BlessTupleDesc(desc);
+
+	tuple = idem_store_read(cat, key, GetActiveSnapshot(), desc);
+	if (tuple == NULL)
+		PG_RETURN_NULL();
+	if (!idem_may_read_all(cat))
+		idem_check_owner(DatumGetObjectId(heap_getattr(tuple, ANUM_OWNER, desc, &isnull)));
+	PG_RETURN_DATUM(HeapTupleGetDatum(tuple));
+}

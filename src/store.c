@@ -1,0 +1,613 @@
+/*-------------------------------------------------------------------------
+ *
+ * store.c
+ *	  The rows of idem_record: finding, writing and moving them.
+ *
+ * The only file that touches the storage of idem_record, by table and index
+ * access methods.  It knows nothing of policies and states; it takes and gives
+ * IdemRecord structs.
+ *
+ * Protocol
+ *
+ *	1. A writer of key K holds the key lock of K (keylock.c) from its probe to
+ *	   its last write, and writes nothing else to K afterwards in that call.
+ *	2. A probe reads the open partition first, then every slice of the ring,
+ *	   through the primary keys with a dirty snapshot.
+ *	3. A row that another transaction in progress wrote or deleted is IN_DOUBT:
+ *	   nothing final can be said until that transaction ends.
+ *
+ * Why a probe under the key lock finds the key if it is anywhere.  A row gets
+ * new index entries, or moves, only in calls that hold the key lock.  So while we
+ * hold it, all entries of K that will exist are in the indexes before our scan
+ * begins; what can still happen is that their transactions commit or abort.  A
+ * dirty snapshot sees a row from its insertion to the commit of its deletion.
+ * Let a transaction W have moved K from the open partition to the ring.  If W is
+ * in progress when we read the open partition, we see the old row, IN_DOUBT.  If
+ * W had committed, the ring row is committed too, and we read the ring later.
+ * Within one partition, an update leaves the old and the new version; whichever
+ * entry the scan meets first, the old one is visible until the commit and the
+ * new one from the start, and if the old one is gone when we look at it, the new
+ * one's entry is in the same index from before our scan.
+ *
+ * Without the key lock the scan may miss a version whose entry came in behind
+ * it, but the order open -> ring still cannot miss a move of the row.  A caller
+ * without the lock may use only IN_DOUBT and finished PRESENT answers.
+ *
+ * The opposite move, ring -> open, is an operator's.  A probe without the lock may
+ * miss the key then, and takes the lock, as for every miss.
+ *
+ * Locks: RowExclusiveLock on the open partition during a call and, once
+ * written, to the end of the transaction; the same on the slice that a record
+ * is moved to.  AccessShareLock on a slice only while it is probed, so that
+ * readers do not keep the reaper from truncating it.  Order: key lock, open
+ * partition, slice.  Nothing here waits for a row or a transaction while the
+ * key lock is held: writes report IDEM_ROW_BUSY instead.
+ *
+ * The unique indexes are the last line of defence.  A 23505 from them is a bug.
+ *
+ * Constraints of the table are not checked here: the structs are made by
+ * state.c, and test/t checks the tables against the constraints.  Triggers and
+ * foreign keys on these tables do not fire.  Indexes of any kind are kept up.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/detoast.h"
+#include "access/genam.h"
+#include "access/heapam.h"
+#include "access/heaptoast.h"
+#include "access/table.h"
+#include "access/tableam.h"
+#include "catalog/pg_type.h"
+#include "executor/executor.h"
+#include "miscadmin.h"
+#include "storage/lmgr.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/rel.h"
+#include "utils/snapmgr.h"
+
+#include "compat.h"
+#include "idempotency.h"
+
+/* Columns of idem_record, numbered from 0. */
+enum
+{
+	C_SLICE,
+	C_KEY,
+	C_OPERATION,
+	C_OWNER,
+	C_REQUEST_HASH,
+	C_STATUS,
+	C_ATTEMPTS,
+	C_OWNER_TOKEN,
+	C_LEASE_UNTIL,
+	C_RETRY_AT,
+	C_FIRST_CLAIMED_AT,
+	C_UPDATED_AT,
+	C_RESULT_JSON,
+	C_RESULT_BODY,
+	C_ERROR_CODE,
+	C_ERROR_MESSAGE,
+	C_REQUEST_JSON,
+	C_PROGRESS,
+	C_PREVIOUS,
+	C_PAST_TOKENS,
+	C_LIMITS_FROM_ATTEMPT,
+	C_LIMITS_FROM,
+	C_COUNT
+};
+
+/* ---- rows and structs ---- */
+
+/* A copy in the current memory context; fetch = follow TOAST pointers now. */
+static struct varlena *
+take_varlena(TupleTableSlot *slot, int col, bool fetch)
+{
+	struct varlena *value;
+	struct varlena *copy;
+
+	if (slot->tts_isnull[col])
+		return NULL;
+	value = (struct varlena *) DatumGetPointer(slot->tts_values[col]);
+	if (fetch)
+		return (struct varlena *) PG_DETOAST_DATUM_COPY(PointerGetDatum(value));
+	copy = (struct varlena *) palloc(VARSIZE_ANY(value));
+	memcpy(copy, value, VARSIZE_ANY(value));
+	return copy;
+}
+
+static TimestampTz
+take_time(TupleTableSlot *slot, int col)
+{
+	return slot->tts_isnull[col] ? IDEM_NO_TIME : DatumGetTimestampTz(slot->tts_values[col]);
+}
+
+static void
+take_record(TupleTableSlot *slot, IdemRecord *rec)
+{
+	Datum	   *v = slot->tts_values;
+	bool		fetch;
+
+	slot_getallattrs(slot);
+	rec->slice = DatumGetInt16(v[C_SLICE]);
+	fetch = rec->slice != IDEM_SLICE_OPEN;
+	rec->key = (text *) take_varlena(slot, C_KEY, true);
+	rec->operation = (text *) take_varlena(slot, C_OPERATION, true);
+	rec->owner = DatumGetObjectId(v[C_OWNER]);
+	rec->request_hash = (bytea *) take_varlena(slot, C_REQUEST_HASH, true);
+	rec->status = idem_status_code(DatumGetTextPP(v[C_STATUS]));
+	rec->attempts = DatumGetInt32(v[C_ATTEMPTS]);
+	rec->has_token = !slot->tts_isnull[C_OWNER_TOKEN];
+	if (rec->has_token)
+		rec->token = *DatumGetUUIDP(v[C_OWNER_TOKEN]);
+	rec->lease_until = take_time(slot, C_LEASE_UNTIL);
+	rec->retry_at = take_time(slot, C_RETRY_AT);
+	rec->first_claimed_at = take_time(slot, C_FIRST_CLAIMED_AT);
+	rec->updated_at = take_time(slot, C_UPDATED_AT);
+	rec->result_json = take_varlena(slot, C_RESULT_JSON, fetch);
+	rec->result_body = take_varlena(slot, C_RESULT_BODY, fetch);
+	rec->error_code = take_varlena(slot, C_ERROR_CODE, fetch);
+	rec->error_message = take_varlena(slot, C_ERROR_MESSAGE, fetch);
+	rec->request_json = take_varlena(slot, C_REQUEST_JSON, fetch);
+	rec->progress = take_varlena(slot, C_PROGRESS, fetch);
+	rec->previous = idem_previous_code(DatumGetTextPP(v[C_PREVIOUS]));
+	rec->past_tokens = take_varlena(slot, C_PAST_TOKENS, fetch);
+	rec->limits_from_attempt = DatumGetInt32(v[C_LIMITS_FROM_ATTEMPT]);
+	rec->limits_from = DatumGetTimestampTz(v[C_LIMITS_FROM]);
+}
+
+static void
+put_varlena(TupleTableSlot *slot, int col, const void *value)
+{
+	slot->tts_isnull[col] = value == NULL;
+	slot->tts_values[col] = PointerGetDatum(value);
+}
+
+static void
+put_time(TupleTableSlot *slot, int col, TimestampTz value)
+{
+	slot->tts_isnull[col] = value == IDEM_NO_TIME;
+	slot->tts_values[col] = TimestampTzGetDatum(value);
+}
+
+/* Fills a slot with the record; it points into the record's memory. */
+static void
+put_record(TupleTableSlot *slot, const IdemRecord *rec)
+{
+	Datum	   *v = slot->tts_values;
+
+	ExecClearTuple(slot);
+	memset(slot->tts_isnull, true, slot->tts_tupleDescriptor->natts * sizeof(bool));
+	memset(slot->tts_isnull, false, C_COUNT * sizeof(bool));
+	v[C_SLICE] = Int16GetDatum(rec->slice);
+	put_varlena(slot, C_KEY, rec->key);
+	put_varlena(slot, C_OPERATION, rec->operation);
+	v[C_OWNER] = ObjectIdGetDatum(rec->owner);
+	put_varlena(slot, C_REQUEST_HASH, rec->request_hash);
+	v[C_STATUS] = CStringGetTextDatum(idem_status_name(rec->status));
+	v[C_ATTEMPTS] = Int32GetDatum(rec->attempts);
+	v[C_OWNER_TOKEN] = UUIDPGetDatum(&rec->token);
+	slot->tts_isnull[C_OWNER_TOKEN] = !rec->has_token;
+	put_time(slot, C_LEASE_UNTIL, rec->lease_until);
+	put_time(slot, C_RETRY_AT, rec->retry_at);
+	put_time(slot, C_FIRST_CLAIMED_AT, rec->first_claimed_at);
+	put_time(slot, C_UPDATED_AT, rec->updated_at);
+	put_varlena(slot, C_RESULT_JSON, rec->result_json);
+	put_varlena(slot, C_RESULT_BODY, rec->result_body);
+	put_varlena(slot, C_ERROR_CODE, rec->error_code);
+	put_varlena(slot, C_ERROR_MESSAGE, rec->error_message);
+	put_varlena(slot, C_REQUEST_JSON, rec->request_json);
+	put_varlena(slot, C_PROGRESS, rec->progress);
+	v[C_PREVIOUS] = CStringGetTextDatum(idem_previous_name(rec->previous));
+	put_varlena(slot, C_PAST_TOKENS, rec->past_tokens);
+	v[C_LIMITS_FROM_ATTEMPT] = Int32GetDatum(rec->limits_from_attempt);
+	v[C_LIMITS_FROM] = TimestampTzGetDatum(rec->limits_from);
+	ExecStoreVirtualTuple(slot);
+}
+
+/* Raises 55000 where the table is not the one the library was built for. */
+static void
+check_shape(Relation rel)
+{
+	if (RelationGetDescr(rel)->natts < C_COUNT)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("table \"%s\" does not fit the loaded library", RelationGetRelationName(rel)),
+				 errhint("Run ALTER EXTENSION idempotency UPDATE, then reconnect.")));
+}
+
+static Relation
+open_primary_key(Relation rel)
+{
+	Oid			index = relation_primary_key_compat(rel);
+
+	if (!OidIsValid(index))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("table \"%s\" has no primary key", RelationGetRelationName(rel)),
+				 errhint("Restore the primary key on idempotency_key.")));
+	return index_open(index, AccessShareLock);
+}
+
+static void
+key_scankey(ScanKey scankey, const text *key)
+{
+	ScanKeyInit(scankey, 1, BTEqualStrategyNumber, F_TEXTEQ, PointerGetDatum(key));
+}
+
+/* ---- probing ---- */
+
+/*
+ * Is the row version committed before the transaction's snapshot?  Reading it
+ * with that snapshot also takes the tuple's predicate lock in SERIALIZABLE.
+ * There is no lock on index pages: a claim that finds nothing writes the key
+ * itself, which no concurrent transaction can do as well, so the gap needs no guard,
+ * and keys that share a page do not fail each other.
+ */
+static bool
+visible_to_transaction(Relation rel, ItemPointer tid)
+{
+	TupleTableSlot *slot;
+	bool		visible;
+
+	if (!IsolationUsesXactSnapshot())
+		return true;
+	slot = table_slot_create(rel, NULL);
+	visible = table_tuple_fetch_row_version(rel, tid, GetTransactionSnapshot(), slot);
+	ExecDropSingleTupleTableSlot(slot);
+	return visible;
+}
+
+static void
+take_probe(Relation rel, TupleTableSlot *slot, const SnapshotData *dirty, IdemProbe *probe)
+{
+	bool		isnull;
+	TransactionId xmin;
+
+	take_record(slot, &probe->rec);
+	probe->tid = slot->tts_tid;
+	probe->xid = TransactionIdIsValid(dirty->xmin) ? dirty->xmin : dirty->xmax;
+	if (TransactionIdIsValid(probe->xid))
+	{
+		probe->presence = IDEM_IN_DOUBT;
+		return;
+	}
+	probe->presence = IDEM_PRESENT;
+	xmin = DatumGetTransactionId(slot_getsysattr(slot, MinTransactionIdAttributeNumber, &isnull));
+	probe->own = TransactionIdIsCurrentTransactionId(xmin);
+	if (probe->own)
+		probe->cmin = DatumGetCommandId(slot_getsysattr(slot, MinCommandIdAttributeNumber, &isnull));
+	probe->snapshot_sees = probe->own || visible_to_transaction(rel, &probe->tid);
+}
+
+/* Probes one partition; true if it holds a row of the key. */
+static bool
+probe_partition(Relation rel, const text *key, IdemProbe *probe)
+{
+	Relation	index = open_primary_key(rel);
+	TupleTableSlot *slot = table_slot_create(rel, NULL);
+	SnapshotData dirty;
+	ScanKeyData scankey;
+	IndexScanDesc scan;
+	bool		found;
+
+	check_shape(rel);
+	InitDirtySnapshot(dirty);
+	key_scankey(&scankey, key);
+	scan = index_beginscan_compat(rel, index, &dirty, 1);
+	index_rescan(scan, &scankey, 1, NULL, 0);
+	found = index_getnext_slot(scan, ForwardScanDirection, slot);
+	if (found)
+		take_probe(rel, slot, &dirty, probe);
+	index_endscan(scan);
+	ExecDropSingleTupleTableSlot(slot);
+	index_close(index, AccessShareLock);
+	return found;
+}
+
+/*
+ * Finds the key: the open partition, then every slice of the ring.  See the
+ * head of this file for what the answer is worth with and without the key lock.
+ * rec is in the current memory context.
+ */
+void
+idem_store_probe(IdemStore *st, const text *key, IdemProbe *probe)
+{
+	memset(probe, 0, sizeof(*probe));
+	if (probe_partition(st->open, key, probe))
+		return;
+	for (int i = 1; i <= IDEM_RING_SLICES; i++)
+	{
+		Relation	rel = table_open(st->cat->slices[i], AccessShareLock);
+		bool		found = probe_partition(rel, key, probe);
+
+		table_close(rel, AccessShareLock);
+		if (found)
+			return;
+	}
+	probe->presence = IDEM_ABSENT;
+}
+
+/*
+ * In REPEATABLE READ and SERIALIZABLE: does the transaction's snapshot see a row
+ * of the key, although the latest state has none?  Reads all versions, so that
+ * no predicate lock on index pages is taken.
+ */
+static bool
+snapshot_sees_in(Relation rel, const text *key, Snapshot snapshot)
+{
+	Relation	index = open_primary_key(rel);
+	TupleTableSlot *slot = table_slot_create(rel, NULL);
+	ScanKeyData scankey;
+	IndexScanDesc scan;
+	bool		found = false;
+
+	key_scankey(&scankey, key);
+	scan = index_beginscan_compat(rel, index, SnapshotAny, 1);
+	index_rescan(scan, &scankey, 1, NULL, 0);
+	while (!found && index_getnext_slot(scan, ForwardScanDirection, slot))
+		found = table_tuple_satisfies_snapshot(rel, slot, snapshot);
+	index_endscan(scan);
+	ExecDropSingleTupleTableSlot(slot);
+	index_close(index, AccessShareLock);
+	return found;
+}
+
+bool
+idem_store_snapshot_sees(const IdemCatalog *cat, const text *key)
+{
+	Snapshot	snapshot = GetTransactionSnapshot();
+	bool		found = false;
+
+	for (int i = 0; i <= IDEM_RING_SLICES && !found; i++)
+	{
+		Relation	rel = table_open(cat->slices[i], AccessShareLock);
+
+		found = snapshot_sees_in(rel, key, snapshot);
+		table_close(rel, AccessShareLock);
+	}
+	return found;
+}
+
+static HeapTuple
+read_partition(Relation rel, const text *key, Snapshot snapshot, TupleDesc desc)
+{
+	Relation	index = open_primary_key(rel);
+	TupleTableSlot *slot = table_slot_create(rel, NULL);
+	ScanKeyData scankey;
+	IndexScanDesc scan;
+	HeapTuple	tuple = NULL;
+
+	key_scankey(&scankey, key);
+	scan = index_beginscan_compat(rel, index, snapshot, 1);
+	index_rescan(scan, &scankey, 1, NULL, 0);
+	if (index_getnext_slot(scan, ForwardScanDirection, slot))
+	{
+		slot_getallattrs(slot);
+		tuple = toast_flatten_tuple(heap_form_tuple(desc, slot->tts_values, slot->tts_isnull), desc);
+	}
+	index_endscan(scan);
+	ExecDropSingleTupleTableSlot(slot);
+	index_close(index, AccessShareLock);
+	return tuple;
+}
+
+/* The whole row as the snapshot sees it, without TOAST pointers; NULL if none. */
+HeapTuple
+idem_store_read(const IdemCatalog *cat, const text *key, Snapshot snapshot, TupleDesc desc)
+{
+	HeapTuple	tuple = NULL;
+
+	for (int i = 0; i <= IDEM_RING_SLICES && tuple == NULL; i++)
+	{
+		Relation	rel = table_open(cat->slices[i], AccessShareLock);
+
+		tuple = read_partition(rel, key, snapshot, desc);
+		table_close(rel, AccessShareLock);
+	}
+	return tuple;
+}
+
+/* ---- writing ---- */
+
+/* What a write needs: indexes open, one slot.  Ended by writer_end(). */
+typedef struct Writer
+{
+	EState	   *estate;
+	ResultRelInfo *rri;
+	TupleTableSlot *slot;
+} Writer;
+
+static void
+writer_begin(Writer *w, Relation rel, bool indexes)
+{
+	w->estate = CreateExecutorState();
+	w->rri = makeNode(ResultRelInfo);
+	InitResultRelInfo(w->rri, rel, 1, NULL, 0);
+	if (indexes)
+		ExecOpenIndices(w->rri, false);
+	w->slot = table_slot_create(rel, NULL);
+}
+
+static void
+writer_end(Writer *w)
+{
+	ExecCloseIndices(w->rri);
+	ExecDropSingleTupleTableSlot(w->slot);
+	FreeExecutorState(w->estate);
+	pfree(w->rri);
+}
+
+static void
+insert_row(Relation rel, const IdemRecord *rec)
+{
+	Writer		w;
+
+	check_shape(rel);
+	writer_begin(&w, rel, true);
+	put_record(w.slot, rec);
+	table_tuple_insert(rel, w.slot, GetCurrentCommandId(true), 0, NULL);
+	insert_index_entries_compat(w.rri, w.slot, w.estate);
+	writer_end(&w);
+}
+
+/*
+ * After a write was refused because the row is locked: can it be had at once
+ * none the less?  (A key-share lock of a foreign key does not stop an update.)
+ * If so the row is now ours.
+ */
+static bool
+lock_row_now(Relation rel, ItemPointer tid, LockTupleMode mode, LockWaitPolicy policy)
+{
+	TupleTableSlot *slot = table_slot_create(rel, NULL);
+	TM_FailureData tmfd;
+	TM_Result	result;
+
+	result = table_tuple_lock(rel, tid, GetLatestSnapshot(), slot, GetCurrentCommandId(true),
+							  mode, policy, 0, &tmfd);
+	ExecDropSingleTupleTableSlot(slot);
+	return result == TM_Ok;
+}
+
+static IdemWrite
+check_result(TM_Result result)
+{
+	if (result == TM_Ok)
+		return IDEM_WRITTEN;
+	if (result == TM_SelfModified || result == TM_Invisible)
+		elog(ERROR, "record was changed by the current command");
+	return IDEM_ROW_BUSY;
+}
+
+static TM_Result
+delete_row(Relation rel, ItemPointer tid)
+{
+	TM_FailureData tmfd;
+	TM_Result	result;
+
+	CheckCmdReplicaIdentity(rel, CMD_DELETE);
+	result = table_tuple_delete(rel, tid, GetCurrentCommandId(true), InvalidSnapshot,
+								InvalidSnapshot, false, &tmfd, false);
+	if (result == TM_BeingModified && lock_row_now(rel, tid, LockTupleExclusive, LockWaitSkip))
+		result = table_tuple_delete(rel, tid, GetCurrentCommandId(true), InvalidSnapshot,
+									InvalidSnapshot, true, &tmfd, false);
+	return result;
+}
+
+/* Opens the store for a call that may write. */
+void
+idem_store_open(IdemStore *st, const IdemCatalog *cat)
+{
+	st->cat = cat;
+	st->open = table_open(cat->slices[IDEM_SLICE_OPEN], RowExclusiveLock);
+	st->wrote = false;
+}
+
+void
+idem_store_close(IdemStore *st)
+{
+	table_close(st->open, st->wrote ? NoLock : RowExclusiveLock);
+	if (st->wrote)
+		CommandCounterIncrement();
+}
+
+/* Needs the key lock and an ABSENT probe under it. */
+void
+idem_store_insert_open(IdemStore *st, IdemRecord *rec)
+{
+	rec->slice = IDEM_SLICE_OPEN;
+	insert_row(st->open, rec);
+	st->wrote = true;
+}
+
+/* Needs the key lock and a PRESENT probe of the open partition under it. */
+IdemWrite
+idem_store_update_open(IdemStore *st, IdemProbe *probe, IdemRecord *rec)
+{
+	Writer		w;
+	TM_FailureData tmfd;
+	TM_Result	result;
+
+	CheckCmdReplicaIdentity(st->open, CMD_UPDATE);
+	rec->slice = IDEM_SLICE_OPEN;
+	writer_begin(&w, st->open, true);
+	put_record(w.slot, rec);
+	result = update_row_compat(w.rri, w.estate, &probe->tid, w.slot,
+							   GetCurrentCommandId(true), false, &tmfd);
+	if (result == TM_BeingModified &&
+		lock_row_now(st->open, &probe->tid, LockTupleNoKeyExclusive, LockWaitSkip))
+		result = update_row_compat(w.rri, w.estate, &probe->tid, w.slot,
+								   GetCurrentCommandId(true), true, &tmfd);
+	writer_end(&w);
+	st->wrote = true;
+	return check_result(result);
+}
+
+/* As idem_store_update_open(). */
+IdemWrite
+idem_store_delete_open(IdemStore *st, IdemProbe *probe)
+{
+	st->wrote = true;
+	return check_result(delete_row(st->open, &probe->tid));
+}
+
+/*
+ * The slice that takes new records, locked to the end of the transaction.
+ * ring.c tells why asking again under the lock is enough.
+ */
+static Relation
+open_current_slice(const IdemCatalog *cat, int16 *slice)
+{
+	for (;;)
+	{
+		int			current = idem_ring_current(cat);
+		Relation	rel = table_open(cat->slices[current], RowExclusiveLock);
+
+		if (idem_ring_current(cat) == current)
+		{
+			*slice = current;
+			return rel;
+		}
+		table_close(rel, RowExclusiveLock);
+		CHECK_FOR_INTERRUPTS();
+	}
+}
+
+/*
+ * Moves the record from the open partition to the ring.  Needs the key lock
+ * and a PRESENT probe of the open partition under it.
+ */
+IdemWrite
+idem_store_finish(IdemStore *st, IdemProbe *probe, IdemRecord *rec)
+{
+	IdemWrite	written = check_result(delete_row(st->open, &probe->tid));
+
+	st->wrote = true;
+	if (written == IDEM_WRITTEN)
+	{
+		Relation	rel = open_current_slice(st->cat, &rec->slice);
+
+		insert_row(rel, rec);
+		table_close(rel, NoLock);
+	}
+	return written;
+}
+
+/* ---- waiting, never with the key lock held ---- */
+
+/* Waits for the transaction of an IN_DOUBT probe to end. */
+void
+idem_store_wait_xact(IdemStore *st, IdemProbe *probe)
+{
+	XactLockTableWait(probe->xid, st->open, &probe->tid, XLTW_Update);
+}
+
+/* Waits for the row lock that made a write IDEM_ROW_BUSY, and takes it. */
+void
+idem_store_wait_row(IdemStore *st, IdemProbe *probe)
+{
+	(void) lock_row_now(st->open, &probe->tid, LockTupleExclusive, LockWaitBlock);
+	st->wrote = true;
+}
