@@ -8,20 +8,27 @@ EXTENSION = idempotency
 MODULE_big = idempotency
 OBJS = \
 	src/access.o \
+	src/arguments.o \
+	src/audit.o \
+	src/backoff.o \
 	src/canonical.o \
 	src/catalog.o \
 	src/change.o \
 	src/claim.o \
 	src/digest.o \
+	src/due.o \
 	src/finish.o \
 	src/idempotency.o \
-	src/interval.o \
 	src/key.o \
 	src/keylock.o \
+	src/notify.o \
+	src/operator.o \
 	src/policy.o \
 	src/policy_cache.o \
+	src/reap.o \
 	src/ring.o \
 	src/state.o \
+	src/stats.o \
 	src/status.o \
 	src/store.o
 

@@ -184,6 +184,52 @@ CREATE TRIGGER idem_policy_changed AFTER INSERT OR UPDATE OR DELETE ON @extschem
 
 INSERT INTO @extschema@.idem_policy (operation, retention) VALUES ('default', '7 days');
 
+------------------------------------------------------------------------------
+-- Audit
+------------------------------------------------------------------------------
+
+CREATE TABLE @extschema@.idem_audit (
+    id bigint GENERATED ALWAYS AS IDENTITY CONSTRAINT idem_audit_pkey PRIMARY KEY,
+    at timestamptz NOT NULL,
+    action text COLLATE "C" NOT NULL,
+    idempotency_key text COLLATE "C" NOT NULL,
+    operation text COLLATE "C" NOT NULL,
+    session_user_name text NOT NULL,
+    current_user_name text NOT NULL,
+    reason text NOT NULL,
+    old_status text COLLATE "C" NOT NULL,
+    new_status text COLLATE "C",
+    old_attempts integer NOT NULL,
+    new_attempts integer,
+    old_token_digest bytea
+) USING heap;
+
+CREATE INDEX idem_audit_key ON @extschema@.idem_audit (idempotency_key);
+
+COMMENT ON TABLE @extschema@.idem_audit IS 'actions of operators on records; can only be added to';
+COMMENT ON COLUMN @extschema@.idem_audit.id IS 'number of the action';
+COMMENT ON COLUMN @extschema@.idem_audit.at IS 'time of the action';
+COMMENT ON COLUMN @extschema@.idem_audit.action IS 'retry, resolve, revoke or forget';
+COMMENT ON COLUMN @extschema@.idem_audit.idempotency_key IS 'the key acted on';
+COMMENT ON COLUMN @extschema@.idem_audit.operation IS 'operation of the record';
+COMMENT ON COLUMN @extschema@.idem_audit.session_user_name IS 'role that was logged in';
+COMMENT ON COLUMN @extschema@.idem_audit.current_user_name IS 'role that acted';
+COMMENT ON COLUMN @extschema@.idem_audit.reason IS 'why, as given by the operator';
+COMMENT ON COLUMN @extschema@.idem_audit.old_status IS 'status before, as stored';
+COMMENT ON COLUMN @extschema@.idem_audit.new_status IS 'status after; NULL = the record is gone';
+COMMENT ON COLUMN @extschema@.idem_audit.old_attempts IS 'attempts before';
+COMMENT ON COLUMN @extschema@.idem_audit.new_attempts IS 'attempts after; NULL = the record is gone';
+COMMENT ON COLUMN @extschema@.idem_audit.old_token_digest IS 'SHA-256 of the token that was on the record, if any';
+
+CREATE FUNCTION @extschema@.idem_audit_guard() RETURNS trigger
+    LANGUAGE c AS 'MODULE_PATHNAME';
+COMMENT ON FUNCTION @extschema@.idem_audit_guard() IS 'refuses changes to rows of idem_audit';
+
+CREATE TRIGGER idem_audit_guard BEFORE UPDATE OR DELETE OR TRUNCATE ON @extschema@.idem_audit
+    FOR EACH STATEMENT EXECUTE FUNCTION @extschema@.idem_audit_guard();
+
+SELECT pg_extension_config_dump('@extschema@.idem_audit', '');
+SELECT pg_extension_config_dump('@extschema@.idem_audit_id_seq', '');
 SELECT pg_extension_config_dump('@extschema@.idem_record_open', '');
 SELECT pg_extension_config_dump('@extschema@.idem_record_1', '');
 SELECT pg_extension_config_dump('@extschema@.idem_record_2', '');
@@ -293,6 +339,132 @@ CREATE FUNCTION @extschema@.idem_status(key text) RETURNS @extschema@.idem_recor
     LANGUAGE c STABLE PARALLEL RESTRICTED AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_status(text) IS 'the stored record of a key, as the calling statement sees it; NULL if there is none';
 
+------------------------------------------------------------------------------
+-- Recovery
+------------------------------------------------------------------------------
+
+CREATE FUNCTION @extschema@.idem_backoff(attempt integer, base interval, factor double precision, cap interval, jitter text)
+    RETURNS interval
+    LANGUAGE c VOLATILE PARALLEL RESTRICTED AS 'MODULE_PATHNAME';
+COMMENT ON FUNCTION @extschema@.idem_backoff(integer, interval, double precision, interval, text) IS 'delay after an attempt, as idem_fail takes it';
+
+CREATE FUNCTION @extschema@.idem_claim_due(operation text DEFAULT NULL, max_records integer DEFAULT 1, lease interval DEFAULT NULL)
+    RETURNS TABLE (key text, request_json jsonb, outcome text, owner_token uuid, attempts integer, lease_until timestamptz,
+        retry_after interval, result_json jsonb, result_body bytea, error_code text, error_message text,
+        previous text, progress jsonb)
+    LANGUAGE c VOLATILE PARALLEL UNSAFE ROWS 10 AS 'MODULE_PATHNAME';
+COMMENT ON FUNCTION @extschema@.idem_claim_due(text, integer, interval) IS 'claims due retries and lapsed claims with their stored requests, oldest due first';
+
+CREATE TYPE @extschema@.idem_reap_result AS (
+    expired bigint,
+    exhausted bigint,
+    skipped bigint,
+    purged bigint,
+    rotated bigint,
+    more boolean
+);
+COMMENT ON TYPE @extschema@.idem_reap_result IS 'what a call of idem_reap did';
+COMMENT ON COLUMN @extschema@.idem_reap_result.expired IS 'lapsed records that became unknown';
+COMMENT ON COLUMN @extschema@.idem_reap_result.exhausted IS 'records without attempts or time left that became failed';
+COMMENT ON COLUMN @extschema@.idem_reap_result.skipped IS 'records and slices passed over because they were in use or in error';
+COMMENT ON COLUMN @extschema@.idem_reap_result.purged IS 'slices of the ring emptied';
+COMMENT ON COLUMN @extschema@.idem_reap_result.rotated IS 'slices of the ring opened';
+COMMENT ON COLUMN @extschema@.idem_reap_result.more IS 'whether another call has work to do now';
+
+CREATE FUNCTION @extschema@.idem_reap(max_records integer DEFAULT 1000) RETURNS @extschema@.idem_reap_result
+    LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME';
+COMMENT ON FUNCTION @extschema@.idem_reap(integer) IS 'stores what time has decided and turns the ring; for a scheduler';
+
+CREATE FUNCTION @extschema@.idem_open_stats()
+    RETURNS TABLE (operation text, processing bigint, expired bigint, retry_waiting bigint, retry_due bigint, unknown bigint,
+        exhausted bigint, oldest_processing interval, oldest_expired interval, oldest_due interval, oldest_unknown interval)
+    LANGUAGE c VOLATILE PARALLEL RESTRICTED ROWS 10 AS 'MODULE_PATHNAME';
+COMMENT ON FUNCTION @extschema@.idem_open_stats() IS 'what is in flight, per operation; see view idem_stats';
+
+CREATE VIEW @extschema@.idem_stats AS
+    SELECT operation, processing, expired, retry_waiting, retry_due, unknown, exhausted,
+           oldest_processing, oldest_expired, oldest_due, oldest_unknown
+    FROM @extschema@.idem_open_stats();
+COMMENT ON VIEW @extschema@.idem_stats IS 'what is in flight, per operation; each unfinished record is counted once';
+COMMENT ON COLUMN @extschema@.idem_stats.operation IS 'the operation';
+COMMENT ON COLUMN @extschema@.idem_stats.processing IS 'claims with a live lease';
+COMMENT ON COLUMN @extschema@.idem_stats.expired IS 'claims whose lease is over and that the next claim takes over';
+COMMENT ON COLUMN @extschema@.idem_stats.retry_waiting IS 'retries not due yet';
+COMMENT ON COLUMN @extschema@.idem_stats.retry_due IS 'retries due';
+COMMENT ON COLUMN @extschema@.idem_stats.unknown IS 'records of unknown outcome, stored or lapsed';
+COMMENT ON COLUMN @extschema@.idem_stats.exhausted IS 'records without attempts or time left that no claim or reaper has stored as failed yet';
+COMMENT ON COLUMN @extschema@.idem_stats.oldest_processing IS 'time since the first claim of the oldest record with a live lease';
+COMMENT ON COLUMN @extschema@.idem_stats.oldest_expired IS 'time since the oldest lapsed lease ended';
+COMMENT ON COLUMN @extschema@.idem_stats.oldest_due IS 'time since the oldest due retry became due';
+COMMENT ON COLUMN @extschema@.idem_stats.oldest_unknown IS 'time since the oldest unknown outcome became so';
+
+------------------------------------------------------------------------------
+-- Operators
+------------------------------------------------------------------------------
+
+CREATE FUNCTION @extschema@.idem_retry(key text, reason text) RETURNS text
+    LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME';
+COMMENT ON FUNCTION @extschema@.idem_retry(text, text) IS 'makes a failed or unknown key claimable now, with its limits counted anew';
+
+CREATE FUNCTION @extschema@.idem_retry_many(operation text, error_code text, reason text, max_records integer DEFAULT 100)
+    RETURNS TABLE (old_status text, retried bigint, skipped bigint)
+    LANGUAGE c VOLATILE PARALLEL UNSAFE ROWS 3 AS 'MODULE_PATHNAME';
+COMMENT ON FUNCTION @extschema@.idem_retry_many(text, text, text, integer) IS 'retries failed and waiting records of an operation, with an error code or (NULL) any; counts per state';
+
+CREATE FUNCTION @extschema@.idem_resolve(key text, outcome text, reason text, result jsonb DEFAULT NULL, body bytea DEFAULT NULL,
+        error_code text DEFAULT NULL, error_message text DEFAULT NULL) RETURNS text
+    LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME';
+COMMENT ON FUNCTION @extschema@.idem_resolve(text, text, text, jsonb, bytea, text, text) IS 'settles a key of unknown outcome as succeeded or failed';
+
+CREATE FUNCTION @extschema@.idem_revoke(key text, reason text) RETURNS text
+    LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME';
+COMMENT ON FUNCTION @extschema@.idem_revoke(text, text) IS 'ends the lease of a claimed key now; its token is dead';
+
+CREATE FUNCTION @extschema@.idem_forget(key text, reason text) RETURNS text
+    LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME';
+COMMENT ON FUNCTION @extschema@.idem_forget(text, text) IS 'removes the record of a key that is not being processed: the next claim is its first';
+
+CREATE FUNCTION @extschema@.idem_check()
+    RETURNS TABLE (violation text, slice smallint, idempotency_key text, detail text)
+    LANGUAGE sql STABLE PARALLEL RESTRICTED ROWS 1
+    SET search_path = pg_catalog, pg_temp
+    AS $check$
+    SELECT 'key in two places', NULL::smallint, r.idempotency_key,
+           'slices ' || string_agg(r.slice::text, ', ' ORDER BY r.slice)
+        FROM @extschema@.idem_record r GROUP BY r.idempotency_key HAVING count(*) > 1
+    UNION ALL
+    SELECT 'columns do not fit the status', r.slice, r.idempotency_key, r.status
+        FROM @extschema@.idem_record r
+        WHERE (r.slice = 0) <> (r.status IN ('processing', 'retryable_failed', 'unknown'))
+           OR (r.status = 'processing') <> (r.lease_until IS NOT NULL)
+           OR (r.status = 'retryable_failed') <> (r.retry_at IS NOT NULL)
+           OR (r.status = 'processing' AND r.owner_token IS NULL)
+           OR (r.status IN ('retryable_failed', 'unknown') AND r.owner_token IS NOT NULL)
+           OR (r.status <> 'succeeded' AND (r.result_json IS NOT NULL OR r.result_body IS NOT NULL))
+           OR r.status NOT IN ('processing', 'retryable_failed', 'unknown', 'succeeded', 'failed')
+           OR r.previous NOT IN ('none', 'retryable_failed', 'lease_expired', 'retried')
+           OR NOT coalesce(isfinite(r.lease_until), true) OR NOT coalesce(isfinite(r.retry_at), true)
+           OR octet_length(r.idempotency_key) < 1 OR octet_length(r.idempotency_key) > 1024
+           OR r.limits_from_attempt < 0 OR r.limits_from_attempt > r.attempts
+           OR r.owner_token = ANY (r.past_tokens)
+    UNION ALL
+    SELECT 'ring has not one current slice of four', NULL, NULL,
+           string_agg(g.slice || ' ' || g.state, ', ' ORDER BY g.slice)
+        FROM @extschema@.idem_ring g
+        HAVING count(*) > 0 AND (count(*) <> 4 OR count(*) FILTER (WHERE g.state = 'current') <> 1)
+    UNION ALL
+    SELECT 'empty slice holds a record', r.slice, r.idempotency_key, r.status
+        FROM @extschema@.idem_record r JOIN @extschema@.idem_ring g ON g.slice = r.slice AND g.state = 'empty'
+    UNION ALL
+    SELECT 'closed slice holds a younger record', r.slice, r.idempotency_key, r.status
+        FROM @extschema@.idem_record r JOIN @extschema@.idem_ring g ON g.slice = r.slice AND g.state = 'closed'
+        WHERE r.updated_at > g.closed_at
+    UNION ALL
+    SELECT 'no policy default', NULL, NULL, NULL
+        WHERE NOT EXISTS (SELECT FROM @extschema@.idem_policy p WHERE p.operation = 'default')
+    $check$;
+COMMENT ON FUNCTION @extschema@.idem_check() IS 'reads all records and returns a row for each violated invariant';
+
 CREATE FUNCTION @extschema@.idem_grant(role regrole, level text) RETURNS void
     LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_grant(regrole, text) IS 'grants what a client, a monitor or an operator needs';
@@ -305,7 +477,18 @@ REVOKE ALL ON FUNCTION
     @extschema@.idem_release(text, uuid),
     @extschema@.idem_checkpoint(text, uuid, text, jsonb),
     @extschema@.idem_status(text),
+    @extschema@.idem_backoff(integer, interval, double precision, interval, text),
+    @extschema@.idem_claim_due(text, integer, interval),
+    @extschema@.idem_reap(integer),
+    @extschema@.idem_open_stats(),
+    @extschema@.idem_retry(text, text),
+    @extschema@.idem_retry_many(text, text, text, integer),
+    @extschema@.idem_resolve(text, text, text, jsonb, bytea, text, text),
+    @extschema@.idem_revoke(text, text),
+    @extschema@.idem_forget(text, text),
+    @extschema@.idem_check(),
     @extschema@.idem_grant(regrole, text),
+    @extschema@.idem_audit_guard(),
     @extschema@.idem_policy_guard(),
     @extschema@.idem_policy_changed()
     FROM PUBLIC;

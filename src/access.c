@@ -12,15 +12,17 @@
  */
 #include "postgres.h"
 
+#include "access/htup_details.h"
 #include "access/xact.h"
-#include "catalog/namespace.h"
+#include "catalog/pg_class.h"
 #include "executor/spi.h"
-#include "lib/stringinfo.h"
 #include "miscadmin.h"
 #include "tcop/utility.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
+#include "utils/guc.h"
 #include "utils/lsyscache.h"
+#include "utils/syscache.h"
 
 #include "compat.h"
 #include "idempotency.h"
@@ -38,11 +40,18 @@ idem_write_prologue(const char *function)
 	PreventCommandIfParallelMode(function);
 }
 
+/* Is the caller a member of the record's owner? */
+bool
+idem_is_owner(Oid owner)
+{
+	return owner == GetUserId() || has_privs_of_role(GetUserId(), owner);
+}
+
 /* Raises 42501 unless the caller is a member of the record's owner. */
 void
 idem_check_owner(Oid owner)
 {
-	if (owner == GetUserId() || has_privs_of_role(GetUserId(), owner))
+	if (idem_is_owner(owner))
 		return;
 	ereport(ERROR,
 			(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
@@ -54,6 +63,51 @@ bool
 idem_may_read_all(const IdemCatalog *cat)
 {
 	return pg_class_aclcheck(cat->record, GetUserId(), ACL_SELECT) == ACLCHECK_OK;
+}
+
+/*
+ * Pins search_path for statements of ours.  The caller ends it with
+ * AtEOXact_GUC(true, level); an abort ends it too.
+ */
+int
+idem_lock_search_path(void)
+{
+	int			level = NewGUCNestLevel();
+
+	(void) set_config_option("search_path", "pg_catalog, pg_temp", PGC_USERSET, PGC_S_SESSION,
+							 GUC_ACTION_SAVE, true, 0, false);
+	return level;
+}
+
+/*
+ * The right to call a function of ours is the right to this statement, so it
+ * runs as the table's owner.  The statement is a constant of the library with
+ * every name qualified; values come as parameters.  An abort restores what is
+ * set here.
+ */
+void
+idem_run_as_owner(Oid table, const char *sql, int nargs, Oid *types, Datum *values, const char *nulls)
+{
+	HeapTuple	tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(table));
+	Oid			owner;
+	Oid			save_user;
+	int			save_context;
+	int			level;
+
+	if (!HeapTupleIsValid(tuple))
+		elog(ERROR, "cache lookup failed for relation %u", table);
+	owner = ((Form_pg_class) GETSTRUCT(tuple))->relowner;
+	ReleaseSysCache(tuple);
+
+	GetUserIdAndSecContext(&save_user, &save_context);
+	SetUserIdAndSecContext(owner, save_context | SECURITY_LOCAL_USERID_CHANGE | SECURITY_NOFORCE_RLS);
+	level = idem_lock_search_path();
+	SPI_connect();
+	if (SPI_execute_with_args(sql, nargs, types, values, nulls, false, 0) < 0)
+		elog(ERROR, "could not run \"%s\"", sql);
+	SPI_finish();
+	AtEOXact_GUC(true, level);
+	SetUserIdAndSecContext(save_user, save_context);
 }
 
 /*
@@ -79,6 +133,18 @@ static const GrantLine grant_lines[] = {
 	{LEVEL_CLIENT | LEVEL_OPERATOR, "EXECUTE", "FUNCTION %s.idem_release(text, uuid)"},
 	{LEVEL_CLIENT | LEVEL_OPERATOR, "EXECUTE", "FUNCTION %s.idem_checkpoint(text, uuid, text, jsonb)"},
 	{LEVEL_CLIENT | LEVEL_OPERATOR, "EXECUTE", "FUNCTION %s.idem_status(text)"},
+	{LEVEL_CLIENT | LEVEL_OPERATOR, "EXECUTE", "FUNCTION %s.idem_claim_due(text, integer, interval)"},
+	{LEVEL_CLIENT | LEVEL_MONITOR | LEVEL_OPERATOR, "EXECUTE", "FUNCTION %s.idem_backoff(integer, interval, double precision, interval, text)"},
+	{LEVEL_MONITOR | LEVEL_OPERATOR, "EXECUTE", "FUNCTION %s.idem_open_stats()"},
+	{LEVEL_MONITOR | LEVEL_OPERATOR, "SELECT", "TABLE %s.idem_stats"},
+	{LEVEL_OPERATOR, "EXECUTE", "FUNCTION %s.idem_reap(integer)"},
+	{LEVEL_OPERATOR, "EXECUTE", "FUNCTION %s.idem_retry(text, text)"},
+	{LEVEL_OPERATOR, "EXECUTE", "FUNCTION %s.idem_retry_many(text, text, text, integer)"},
+	{LEVEL_OPERATOR, "EXECUTE", "FUNCTION %s.idem_resolve(text, text, text, jsonb, bytea, text, text)"},
+	{LEVEL_OPERATOR, "EXECUTE", "FUNCTION %s.idem_revoke(text, text)"},
+	{LEVEL_OPERATOR, "EXECUTE", "FUNCTION %s.idem_forget(text, text)"},
+	{LEVEL_OPERATOR, "EXECUTE", "FUNCTION %s.idem_check()"},
+	{LEVEL_OPERATOR, "SELECT", "TABLE %s.idem_audit"},
 	{LEVEL_OPERATOR, "SELECT", "TABLE %s.idem_record"},
 	{LEVEL_MONITOR | LEVEL_OPERATOR, "SELECT", "TABLE %s.idem_ring"},
 	{LEVEL_MONITOR | LEVEL_OPERATOR, "SELECT", "TABLE %s.idem_policy"},
@@ -121,6 +187,7 @@ idem_grant(PG_FUNCTION_ARGS)
 {
 	Oid			role;
 	int			level;
+	int			nest;
 	const char *grantee;
 	const char *schema;
 
@@ -133,6 +200,7 @@ idem_grant(PG_FUNCTION_ARGS)
 	grantee = quote_identifier(GetUserNameFromId(role, false));
 	schema = quote_identifier(get_namespace_name(get_func_namespace(fcinfo->flinfo->fn_oid)));
 
+	nest = idem_lock_search_path();
 	SPI_connect();
 	run_grant("USAGE", psprintf("SCHEMA %s", schema), grantee);
 	for (int i = 0; i < lengthof(grant_lines); i++)
@@ -141,5 +209,6 @@ idem_grant(PG_FUNCTION_ARGS)
 			run_grant(grant_lines[i].privilege, psprintf(grant_lines[i].object, schema), grantee);
 	}
 	SPI_finish();
+	AtEOXact_GUC(true, nest);
 	PG_RETURN_VOID();
 }

@@ -24,7 +24,6 @@
 
 static IdemCatalog cache;
 static bool cache_valid = false;
-static uint64 generation = 0;
 
 static const char *const slice_names[IDEM_RING_SLICES + 1] = {
 	"idem_record_open", "idem_record_1", "idem_record_2", "idem_record_3", "idem_record_4"
@@ -33,7 +32,7 @@ static const char *const slice_names[IDEM_RING_SLICES + 1] = {
 static bool
 is_ours(Oid relid)
 {
-	if (relid == cache.record || relid == cache.ring || relid == cache.policy)
+	if (relid == cache.record || relid == cache.ring || relid == cache.policy || relid == cache.audit)
 		return true;
 	for (int i = 0; i <= IDEM_RING_SLICES; i++)
 		if (relid == cache.slices[i])
@@ -46,10 +45,7 @@ static void
 relcache_callback(Datum arg, Oid relid)
 {
 	if (cache_valid && (!OidIsValid(relid) || is_ours(relid)))
-	{
 		cache_valid = false;
-		generation++;
-	}
 	idem_ring_forget(relid);
 	idem_policy_forget(relid);
 }
@@ -58,13 +54,6 @@ void
 idem_catalog_init(void)
 {
 	CacheRegisterRelcacheCallback(relcache_callback, (Datum) 0);
-}
-
-/* Counts the times the cached OIDs were dropped. */
-uint64
-idem_catalog_generation(void)
-{
-	return generation;
 }
 
 static Oid
@@ -100,6 +89,7 @@ idem_catalog(Oid function)
 		cache.slices[i] = table_in(schema, slice_names[i]);
 	cache.ring = table_in(schema, "idem_ring");
 	cache.policy = table_in(schema, "idem_policy");
+	cache.audit = table_in(schema, "idem_audit");
 	cache_valid = true;
 	return &cache;
 }

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * change.c
- *	  The protocol of every call that changes an unfinished record.
+ *	  The protocol of every call that changes an existing record, but for claims.
  *
  *		round:	key lock
  *				probe
@@ -35,20 +35,24 @@ write_change(IdemStore *st, IdemProbe *probe, IdemChange change, IdemRecord *nex
 			return idem_store_update_open(st, probe, next);
 		case IDEM_MOVE:
 			return idem_store_finish(st, probe, next);
+		case IDEM_REOPEN:
+			return idem_store_reopen(st, probe, next);
 		case IDEM_REMOVE:
-			return idem_store_delete_open(st, probe);
+			return idem_store_delete(st, probe);
 	}
 	pg_unreachable();
 }
 
-static bool
-fits(const IdemProbe *probe, const pg_uuid_t *token)
+/* One change in the making. */
+typedef struct Job
 {
-	if (probe->presence != IDEM_PRESENT || probe->rec.slice != IDEM_SLICE_OPEN)
-		return false;
-	return token == NULL ||
-		(probe->rec.status == IDEM_PROCESSING && idem_token_is(&probe->rec, token));
-}
+	IdemStore	st;
+	const text *key;
+	const pg_uuid_t *token;		/* NULL = any record of any role */
+	IdemApply	apply;
+	void	   *arg;
+	IdemProbe  *probe;
+} Job;
 
 typedef enum RoundEnd
 {
@@ -58,52 +62,92 @@ typedef enum RoundEnd
 	ROUND_WAIT_ROW
 } RoundEnd;
 
-/* One round; the key lock is not held when it returns. */
-static RoundEnd
-change_round(IdemStore *st, const text *key, const pg_uuid_t *token,
-			 IdemApply apply, void *arg, IdemProbe *probe)
+static bool
+fits(const Job *job)
 {
-	RoundEnd	end = ROUND_DONE;
+	const IdemRecord *rec = &job->probe->rec;
 
-	idem_keylock_wait(key);
-	idem_store_probe(st, key, probe);
-	if (probe->presence != IDEM_ABSENT)
-		idem_check_owner(probe->rec.owner);
-	if (probe->presence == IDEM_IN_DOUBT)
-		end = ROUND_WAIT_XACT;
-	else if (!fits(probe, token))
-		end = ROUND_NOT_OURS;
-	else
-	{
-		IdemRecord	next = probe->rec;
-		IdemChange	change = apply(&next, idem_policy_get(st->cat, next.operation), idem_now(), arg);
-
-		if (write_change(st, probe, change, &next) == IDEM_ROW_BUSY)
-			end = ROUND_WAIT_ROW;
-	}
-	idem_keylock_release(key);
-	return end;
+	if (job->probe->presence != IDEM_PRESENT)
+		return false;
+	return job->token == NULL ||
+		(rec->status == IDEM_PROCESSING && idem_token_is(rec, job->token));
 }
 
-bool
-idem_change_open(const IdemCatalog *cat, const text *key, const pg_uuid_t *token,
-				 IdemApply apply, void *arg, IdemProbe *probe)
+/* What follows the key lock in a round. */
+static RoundEnd
+change_locked(Job *job)
 {
-	IdemStore	st;
+	IdemRecord	next;
+	IdemChange	change;
+
+	idem_store_probe(&job->st, job->key, job->probe);
+	if (job->token != NULL && job->probe->presence != IDEM_ABSENT)
+		idem_check_owner(job->probe->rec.owner);
+	if (job->probe->presence == IDEM_IN_DOUBT)
+		return ROUND_WAIT_XACT;
+	if (!fits(job))
+		return ROUND_NOT_OURS;
+	next = job->probe->rec;
+	change = job->apply(&next, idem_policy_get(job->st.cat, next.operation), idem_now(), job->arg);
+	if (write_change(&job->st, job->probe, change, &next) == IDEM_ROW_BUSY)
+		return ROUND_WAIT_ROW;
+	return ROUND_DONE;
+}
+
+/* Rounds until the change is made or is not to be made. */
+static bool
+change(const IdemCatalog *cat, Job *job)
+{
 	RoundEnd	end;
 
-	idem_store_open(&st, cat);
+	idem_store_open(&job->st, cat);
 	for (;;)
 	{
 		CHECK_FOR_INTERRUPTS();
-		end = change_round(&st, key, token, apply, arg, probe);
+		idem_keylock_wait(job->key);
+		end = change_locked(job);
+		idem_keylock_release(job->key);
 		if (end == ROUND_WAIT_XACT)
-			idem_store_wait_xact(&st, probe);
+			idem_store_wait_xact(&job->st, job->probe);
 		else if (end == ROUND_WAIT_ROW)
-			idem_store_wait_row(&st, probe);
+			idem_store_wait_row(&job->st, job->probe);
 		else
 			break;
 	}
-	idem_store_close(&st);
+	idem_store_close(&job->st);
+	return end == ROUND_DONE;
+}
+
+bool
+idem_change_held(const IdemCatalog *cat, const text *key, const pg_uuid_t *token,
+				 IdemApply apply, void *arg, IdemProbe *probe)
+{
+	Job			job = {.key = key, .token = token, .apply = apply, .arg = arg, .probe = probe};
+
+	return change(cat, &job);
+}
+
+bool
+idem_change_any(const IdemCatalog *cat, const text *key, IdemApply apply, void *arg, IdemProbe *probe)
+{
+	Job			job = {.key = key, .apply = apply, .arg = arg, .probe = probe};
+
+	return change(cat, &job);
+}
+
+bool
+idem_change_now(const IdemCatalog *cat, const text *key, IdemApply apply, void *arg)
+{
+	IdemProbe	probe;
+	Job			job = {.key = key, .apply = apply, .arg = arg, .probe = &probe};
+	RoundEnd	end = ROUND_WAIT_XACT;
+
+	idem_store_open(&job.st, cat);
+	if (idem_keylock_try(key))
+	{
+		end = change_locked(&job);
+		idem_keylock_release(key);
+	}
+	idem_store_close(&job.st);
 	return end == ROUND_DONE;
 }

@@ -96,6 +96,14 @@ same_request(const IdemClaimArgs *args, const IdemRecord *rec, const IdemPolicy 
 /* ---- answers ---- */
 
 static void
+clear_answer(IdemAnswer *answer)
+{
+	memset(answer, 0, sizeof(*answer));
+	answer->lease_until = IDEM_NO_TIME;
+	answer->retry_after = -1;
+}
+
+static void
 answer_in_progress(IdemAnswer *answer, const IdemRecord *rec, const IdemPolicy *policy, TimestampTz now)
 {
 	int64		rest = Max(policy->backoff_base, MIN_RETRY_AFTER_US);
@@ -211,7 +219,11 @@ settle_unknown(IdemStore *st, IdemProbe *probe, const IdemPolicy *policy, Timest
 
 	idem_become_unknown(&next, now);
 	if (idem_store_update_open(st, probe, &next) == IDEM_WRITTEN)
+	{
 		answer_stored(answer, IDEM_IS_UNKNOWN, &next);
+		if (policy->notify)
+			idem_notify(IDEM_EVENT_UNKNOWN, &next);
+	}
 	else
 		answer_in_progress(answer, &probe->rec, policy, now);
 }
@@ -223,7 +235,11 @@ settle_exhausted(IdemStore *st, IdemProbe *probe, const IdemPolicy *policy, Time
 
 	idem_become_exhausted(&next, policy, now);
 	if (idem_store_finish(st, probe, &next) == IDEM_WRITTEN)
+	{
 		answer_stored(answer, IDEM_WAS_FAILED, &next);
+		if (policy->notify)
+			idem_notify(IDEM_EVENT_EXHAUSTED, &next);
+	}
 	else
 		answer_in_progress(answer, &probe->rec, policy, now);
 }
@@ -317,9 +333,7 @@ act(IdemStore *st, const IdemClaimArgs *args, IdemProbe *probe, IdemAnswer *answ
 {
 	TimestampTz now = idem_now();
 
-	memset(answer, 0, sizeof(*answer));
-	answer->lease_until = IDEM_NO_TIME;
-	answer->retry_after = -1;
+	clear_answer(answer);
 	switch (probe->presence)
 	{
 		case IDEM_ABSENT:
@@ -377,6 +391,39 @@ idem_claim_round(const IdemCatalog *cat, const IdemClaimArgs *args, IdemAnswer *
 		last_given.location = args->location;
 		last_given.site = args->site;
 	}
+}
+
+/*
+ * Claims the key if it is due or lapsed and nothing stands in the way; never
+ * waits.  On success *request is the stored request.
+ */
+bool
+idem_claim_if_due(const IdemCatalog *cat, text *key, int64 lease, IdemAnswer *answer,
+				  struct varlena **request)
+{
+	IdemClaimArgs args = {.key = key, .lease = lease, .location = -1};
+	IdemStore	st;
+	IdemProbe	probe;
+	TimestampTz now;
+
+	if (!idem_keylock_try(key))
+		return false;
+	idem_store_open(&st, cat);
+	idem_store_probe(&st, key, &probe);
+	now = idem_now();
+	clear_answer(answer);
+	if (probe.presence == IDEM_PRESENT && probe.snapshot_sees && idem_is_owner(probe.rec.owner))
+	{
+		const IdemPolicy *policy = idem_policy_get(cat, probe.rec.operation);
+		IdemStanding standing = idem_standing(&probe.rec, policy, now);
+
+		if (standing == IDEM_LAPSED || standing == IDEM_DUE)
+			give_next(&st, &args, &probe, standing, policy, now, answer);
+	}
+	*request = probe.presence == IDEM_PRESENT ? probe.rec.request_json : NULL;
+	idem_keylock_release(key);
+	idem_store_close(&st);
+	return answer->outcome == IDEM_CLAIMED && answer->has_token;
 }
 
 /* ---- waiting ---- */
@@ -439,11 +486,11 @@ check_digest(const bytea *digest)
 				 errmsg("\"digest\" must be 1 to %d bytes long", IDEM_MAX_DIGEST_BYTES)));
 }
 
-/* Sets key and operation; "named" may be NULL. */
+/* Sets a checked key, and the operation; "named" may be NULL. */
 void
 idem_claim_args_key(IdemClaimArgs *args, text *key, text *named)
 {
-	args->key = idem_check_key(key);
+	args->key = key;
 	args->operation_named = named != NULL;
 	if (named != NULL && (VARSIZE_ANY_EXHDR(named) == 0 || VARSIZE_ANY_EXHDR(named) > IDEM_MAX_KEY_BYTES))
 		ereport(ERROR,
@@ -458,11 +505,7 @@ static void
 read_args(FunctionCallInfo fcinfo, IdemClaimArgs *args)
 {
 	memset(args, 0, sizeof(*args));
-	if (PG_ARGISNULL(0))
-		ereport(ERROR,
-				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("idempotency key must not be null")));
-	idem_claim_args_key(args, PG_GETARG_TEXT_PP(0), PG_ARGISNULL(2) ? NULL : PG_GETARG_TEXT_PP(2));
+	idem_claim_args_key(args, idem_key_arg(fcinfo), PG_ARGISNULL(2) ? NULL : PG_GETARG_TEXT_PP(2));
 	if (!PG_ARGISNULL(1))
 		args->request = PG_GETARG_JSONB_P(1);
 	if (!PG_ARGISNULL(3))

@@ -57,6 +57,8 @@ typedef struct IdemAnswer
 
 extern void idem_claim_args_key(IdemClaimArgs *args, text *key, text *named);
 extern void idem_claim_round(const IdemCatalog *cat, const IdemClaimArgs *args, IdemAnswer *answer);
+extern bool idem_claim_if_due(const IdemCatalog *cat, text *key, int64 lease, IdemAnswer *answer,
+							  struct varlena **request);
 extern void idem_new_token(const IdemClaimArgs *args, pg_uuid_t *token);
 extern void idem_first_attempt(const IdemClaimArgs *args, const IdemPolicy *policy, TimestampTz now,
 							   IdemRecord *rec);

@@ -25,7 +25,6 @@
 #include "catalog/pg_type.h"
 #include "common/pg_prng.h"
 #include "funcapi.h"
-#include "mb/pg_wchar.h"
 #include "utils/builtins.h"
 #include "utils/fmgrprotos.h"
 #include "utils/timestamp.h"
@@ -35,28 +34,6 @@
 #include "idempotency.h"
 
 #define MAX_RETRY_AFTER_US	(INT64CONST(3660) * USECS_PER_DAY)
-
-/* ---- arguments ---- */
-
-static text *
-key_arg(FunctionCallInfo fcinfo)
-{
-	if (PG_ARGISNULL(0))
-		ereport(ERROR,
-				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("idempotency key must not be null")));
-	return idem_check_key(PG_GETARG_TEXT_PP(0));
-}
-
-static pg_uuid_t *
-token_arg(FunctionCallInfo fcinfo)
-{
-	if (PG_ARGISNULL(1))
-		ereport(ERROR,
-				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("token must not be null")));
-	return PG_GETARG_UUID_P(1);
-}
 
 /* For calls whose token must hold the key: raises ID002 or ID001. */
 static void
@@ -137,14 +114,14 @@ idem_complete(PG_FUNCTION_ARGS)
 	IdemProbe	probe;
 
 	idem_write_prologue("idem_complete()");
-	key = key_arg(fcinfo);
-	token = token_arg(fcinfo);
+	key = idem_key_arg(fcinfo);
+	token = idem_token_arg(fcinfo);
 	if (!PG_ARGISNULL(2))
 		args.json = PG_GETARG_VARLENA_P(2);
 	if (!PG_ARGISNULL(3))
 		args.body = PG_GETARG_VARLENA_P(3);
 
-	if (idem_change_open(idem_catalog(fcinfo->flinfo->fn_oid), key, token, apply_complete, &args, &probe))
+	if (idem_change_held(idem_catalog(fcinfo->flinfo->fn_oid), key, token, apply_complete, &args, &probe))
 		PG_RETURN_BOOL(true);
 	if (!completed_before(&probe, token, &args))
 		refuse(&probe);
@@ -167,6 +144,8 @@ typedef struct FailArgs
 	struct varlena *message;
 	int64		retry_after;	/* -1 = backoff */
 	IdemRecord	after;			/* what the record became */
+	IdemEvent	event;			/* unless retryable_failed */
+	bool		notify;
 } FailArgs;
 
 static FailKind
@@ -185,17 +164,6 @@ fail_kind(text *kind)
 			 errmsg("kind of failure \"%s\" is not known", name),
 			 errhint("Kinds are \"retryable\", \"permanent\" and \"unknown\".")));
 	return FAIL_UNKNOWN;		/* keep compiler quiet */
-}
-
-/* The message cut to IDEM_MAX_MESSAGE_BYTES on a character boundary. */
-static struct varlena *
-cut_message(text *message)
-{
-	int			len = VARSIZE_ANY_EXHDR(message);
-
-	if (len > IDEM_MAX_MESSAGE_BYTES)
-		len = pg_mbcliplen(VARDATA_ANY(message), len, IDEM_MAX_MESSAGE_BYTES);
-	return (struct varlena *) cstring_to_text_with_len(VARDATA_ANY(message), len);
 }
 
 static int64
@@ -220,9 +188,11 @@ apply_fail(IdemRecord *rec, const IdemPolicy *policy, TimestampTz now, void *arg
 	{
 		case FAIL_PERMANENT:
 			idem_become_failed(rec, now);
+			args->event = IDEM_EVENT_FAILED;
 			break;
 		case FAIL_UNKNOWN:
 			idem_become_unknown(rec, now);
+			args->event = IDEM_EVENT_UNKNOWN;
 			change = IDEM_REPLACE;
 			break;
 		case FAIL_RETRYABLE:
@@ -232,6 +202,7 @@ apply_fail(IdemRecord *rec, const IdemPolicy *policy, TimestampTz now, void *arg
 				if (idem_limits_reached(rec, policy, retry_at))
 				{
 					idem_become_exhausted(rec, policy, now);
+					args->event = IDEM_EVENT_EXHAUSTED;
 					break;
 				}
 				idem_become_retryable(rec, now, retry_at);
@@ -240,6 +211,7 @@ apply_fail(IdemRecord *rec, const IdemPolicy *policy, TimestampTz now, void *arg
 			}
 	}
 	args->after = *rec;
+	args->notify = policy->notify && rec->status != IDEM_RETRYABLE_FAILED;
 	return change;
 }
 
@@ -253,13 +225,9 @@ read_fail_args(FunctionCallInfo fcinfo, FailArgs *args)
 				 errmsg("kind of failure must not be null")));
 	args->kind = fail_kind(PG_GETARG_TEXT_PP(2));
 	if (!PG_ARGISNULL(3))
-		args->message = cut_message(PG_GETARG_TEXT_PP(3));
+		args->message = (struct varlena *) idem_cut_message(PG_GETARG_TEXT_PP(3));
 	if (!PG_ARGISNULL(4))
-		args->code = PG_GETARG_VARLENA_P(4);
-	if (args->code != NULL && VARSIZE_ANY_EXHDR(args->code) > IDEM_MAX_CODE_BYTES)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("\"error_code\" is longer than %d bytes", IDEM_MAX_CODE_BYTES)));
+		args->code = (struct varlena *) idem_check_code(PG_GETARG_TEXT_PP(4));
 	args->retry_after = -1;
 	if (PG_ARGISNULL(5))
 		return;
@@ -285,12 +253,14 @@ idem_fail(PG_FUNCTION_ARGS)
 	bool		nulls[3] = {false, false, false};
 
 	idem_write_prologue("idem_fail()");
-	key = key_arg(fcinfo);
-	token = token_arg(fcinfo);
+	key = idem_key_arg(fcinfo);
+	token = idem_token_arg(fcinfo);
 	read_fail_args(fcinfo, &args);
 
-	if (!idem_change_open(idem_catalog(fcinfo->flinfo->fn_oid), key, token, apply_fail, &args, &probe))
+	if (!idem_change_held(idem_catalog(fcinfo->flinfo->fn_oid), key, token, apply_fail, &args, &probe))
 		refuse(&probe);
+	if (args.notify)
+		idem_notify(args.event, &args.after);
 	values[0] = CStringGetTextDatum(idem_status_name(args.after.status));
 	values[1] = Int32GetDatum(args.after.attempts);
 	values[2] = TimestampTzGetDatum(args.after.retry_at);
@@ -339,12 +309,12 @@ idem_renew(PG_FUNCTION_ARGS)
 	IdemProbe	probe;
 
 	idem_write_prologue("idem_renew()");
-	key = key_arg(fcinfo);
-	token = token_arg(fcinfo);
+	key = idem_key_arg(fcinfo);
+	token = idem_token_arg(fcinfo);
 	if (!PG_ARGISNULL(2))
 		args.lease = idem_interval_us(PG_GETARG_INTERVAL_P(2), "lease", 1, IDEM_MAX_LEASE_US);
 
-	if (!idem_change_open(idem_catalog(fcinfo->flinfo->fn_oid), key, token, apply_renew, &args, &probe) ||
+	if (!idem_change_held(idem_catalog(fcinfo->flinfo->fn_oid), key, token, apply_renew, &args, &probe) ||
 		args.lease_until == IDEM_NO_TIME)
 		PG_RETURN_NULL();
 	PG_RETURN_TIMESTAMPTZ(args.lease_until);
@@ -365,11 +335,10 @@ apply_release(IdemRecord *rec, const IdemPolicy *policy, TimestampTz now, void *
 	rec->attempts--;
 	if (rec->previous == IDEM_PREVIOUS_LEASE_EXPIRED)
 	{
-		idem_bury_token(rec);
-		idem_new_token(NULL, &rec->token);
-		rec->has_token = true;
-		rec->lease_until = now;
-		rec->updated_at = now;
+		pg_uuid_t	token;
+
+		idem_new_token(NULL, &token);
+		idem_end_lease(rec, now, &token);
 	}
 	else
 		idem_become_retryable(rec, now, now);
@@ -388,9 +357,9 @@ idem_release(PG_FUNCTION_ARGS)
 	IdemProbe	probe;
 
 	idem_write_prologue("idem_release()");
-	key = key_arg(fcinfo);
-	token = token_arg(fcinfo);
-	if (!idem_change_open(idem_catalog(fcinfo->flinfo->fn_oid), key, token, apply_release, NULL, &probe))
+	key = idem_key_arg(fcinfo);
+	token = idem_token_arg(fcinfo);
+	if (!idem_change_held(idem_catalog(fcinfo->flinfo->fn_oid), key, token, apply_release, NULL, &probe))
 		refuse(&probe);
 	PG_RETURN_BOOL(true);
 }
@@ -464,8 +433,8 @@ idem_checkpoint(PG_FUNCTION_ARGS)
 	IdemProbe	probe;
 
 	idem_write_prologue("idem_checkpoint()");
-	key = key_arg(fcinfo);
-	token = token_arg(fcinfo);
+	key = idem_key_arg(fcinfo);
+	token = idem_token_arg(fcinfo);
 	if (PG_ARGISNULL(2) || PG_ARGISNULL(3))
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
@@ -477,7 +446,7 @@ idem_checkpoint(PG_FUNCTION_ARGS)
 				 errmsg("\"step\" must be 1 to %d bytes long", IDEM_MAX_STEP_BYTES)));
 	args.entry = progress_entry(step, PG_GETARG_JSONB_P(3));
 
-	if (!idem_change_open(idem_catalog(fcinfo->flinfo->fn_oid), key, token, apply_checkpoint, &args, &probe))
+	if (!idem_change_held(idem_catalog(fcinfo->flinfo->fn_oid), key, token, apply_checkpoint, &args, &probe))
 		refuse(&probe);
 	PG_RETURN_JSONB_P(args.progress);
 }

@@ -10,8 +10,8 @@
  *	  store			store.c keylock.c ring.c	no policy
  *
  * Beside them: catalog.c (OIDs of our own tables), policy_cache.c (rows of
- * idem_policy), key.c canonical.c digest.c (keys and digests), interval.c
- * (argument checks), idempotency.c (settings, clock).
+ * idem_policy), key.c canonical.c digest.c (keys and digests), arguments.c
+ * (checks), idempotency.c (settings, clock).
  *
  *-------------------------------------------------------------------------
  */
@@ -131,10 +131,14 @@ typedef struct IdemPolicy
 /* ---- idempotency.c ---- */
 extern TimestampTz idem_now(void);
 
-/* ---- interval.c: arguments ---- */
+/* ---- arguments.c ---- */
 extern int64 idem_interval_us(const Interval *span, const char *what, int64 min, int64 max);
 extern Interval *idem_us_interval(int64 us);
 extern text *idem_check_key(text *key);
+extern text *idem_key_arg(FunctionCallInfo fcinfo);
+extern pg_uuid_t *idem_token_arg(FunctionCallInfo fcinfo);
+extern text *idem_check_code(text *code);
+extern text *idem_cut_message(text *message);
 
 /* ---- catalog.c: OIDs of our own objects ---- */
 typedef struct IdemCatalog
@@ -144,10 +148,10 @@ typedef struct IdemCatalog
 	Oid			slices[IDEM_RING_SLICES + 1];	/* [0] = open partition */
 	Oid			ring;
 	Oid			policy;
+	Oid			audit;
 } IdemCatalog;
 
 extern const IdemCatalog *idem_catalog(Oid function);
-extern uint64 idem_catalog_generation(void);
 extern void idem_catalog_init(void);
 
 /* ---- policy_cache.c ---- */
@@ -159,7 +163,16 @@ extern int64 idem_policy_backoff(int32 attempt, int64 base, double factor, int64
 								 IdemJitter jitter, double random);
 
 /* ---- ring.c ---- */
+typedef struct IdemRingWork
+{
+	int64		rotated;
+	int64		purged;
+	int64		skipped;
+	bool		more;
+} IdemRingWork;
+
 extern int	idem_ring_current(const IdemCatalog *cat);
+extern void idem_ring_turn(const IdemCatalog *cat, int64 retention, TimestampTz now, IdemRingWork *work);
 extern void idem_ring_forget(Oid relid);
 
 /* ---- keylock.c ---- */
@@ -205,8 +218,11 @@ extern void idem_store_probe(IdemStore *st, const text *key, IdemProbe *probe);
 extern bool idem_store_snapshot_sees(const IdemCatalog *cat, const text *key);
 extern void idem_store_insert_open(IdemStore *st, IdemRecord *rec);
 extern IdemWrite idem_store_update_open(IdemStore *st, IdemProbe *probe, IdemRecord *rec);
-extern IdemWrite idem_store_delete_open(IdemStore *st, IdemProbe *probe);
+extern IdemWrite idem_store_delete(IdemStore *st, IdemProbe *probe);
+extern IdemWrite idem_store_reopen(IdemStore *st, IdemProbe *probe, IdemRecord *rec);
 extern IdemWrite idem_store_finish(IdemStore *st, IdemProbe *probe, IdemRecord *rec);
+typedef void (*IdemVisit) (IdemRecord *rec, void *arg);
+extern void idem_store_scan_open(const IdemCatalog *cat, IdemVisit visit, void *arg);
 extern void idem_store_wait_row(IdemStore *st, IdemProbe *probe);
 extern void idem_store_wait_xact(IdemStore *st, IdemProbe *probe);
 extern HeapTuple idem_store_read(const IdemCatalog *cat, const text *key, Snapshot snapshot, TupleDesc desc);
@@ -240,8 +256,11 @@ typedef enum IdemVerdict
 } IdemVerdict;
 
 extern IdemStanding idem_standing(const IdemRecord *rec, const IdemPolicy *policy, TimestampTz now);
+extern bool idem_settles(const IdemRecord *rec, IdemStanding standing);
 extern bool idem_limits_reached(const IdemRecord *rec, const IdemPolicy *policy, TimestampTz next);
 extern IdemVerdict idem_decide_claim(const IdemRecord *rec, IdemStanding standing, const pg_uuid_t *token);
+extern void idem_become_retried(IdemRecord *rec, TimestampTz now);
+extern void idem_end_lease(IdemRecord *rec, TimestampTz now, const pg_uuid_t *unknown_token);
 extern bool idem_token_is(const IdemRecord *rec, const pg_uuid_t *token);
 extern bool idem_token_was(const IdemRecord *rec, const pg_uuid_t *token);
 extern void idem_bury_token(IdemRecord *rec);
@@ -260,7 +279,31 @@ extern IdemPrevious idem_previous_code(const text *name);
 /* ---- access.c ---- */
 extern void idem_write_prologue(const char *function);
 extern void idem_check_owner(Oid owner);
+extern bool idem_is_owner(Oid owner);
 extern bool idem_may_read_all(const IdemCatalog *cat);
+
+extern int	idem_lock_search_path(void);
+
+/* Runs one statement as the owner of a table of ours, with a locked search_path. */
+extern void idem_run_as_owner(Oid table, const char *sql, int nargs, Oid *types,
+							  Datum *values, const char *nulls);
+
+/* ---- reap.c ---- */
+extern bool idem_try(void (*step) (void *), void *arg, bool loud);
+
+/* ---- notify.c ---- */
+typedef enum IdemEvent
+{
+	IDEM_EVENT_EXHAUSTED,
+	IDEM_EVENT_FAILED,
+	IDEM_EVENT_UNKNOWN
+} IdemEvent;
+
+extern void idem_notify(IdemEvent event, const IdemRecord *rec);
+
+/* ---- audit.c ---- */
+extern void idem_audit(const IdemCatalog *cat, const char *action, text *reason,
+					   const IdemRecord *before, const char *new_status, int32 new_attempts);
 
 /* ---- key.c ---- */
 extern text *idem_key_operation(const text *key);

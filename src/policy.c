@@ -36,5 +36,5 @@ idem_policy_backoff(int32 attempt, int64 base, double factor, int64 cap,
 	else if (jitter == IDEM_JITTER_EQUAL)
 		delay = delay / 2 + delay / 2 * random;
 
-	return Min((int64) rint(delay), cap);
+	return delay >= (double) cap ? cap : (int64) rint(delay);
 }

@@ -134,6 +134,14 @@ idem_standing(const IdemRecord *rec, const IdemPolicy *policy, TimestampTz now)
 	pg_unreachable();
 }
 
+/* Does it stand as something final that is not stored yet? */
+bool
+idem_settles(const IdemRecord *rec, IdemStanding standing)
+{
+	return standing == IDEM_STANDS_EXHAUSTED ||
+		(standing == IDEM_STANDS_UNKNOWN && rec->status != IDEM_UNKNOWN);
+}
+
 bool
 idem_token_is(const IdemRecord *rec, const pg_uuid_t *token)
 {
@@ -215,7 +223,7 @@ idem_decide_claim(const IdemRecord *rec, IdemStanding standing, const pg_uuid_t 
 		case IDEM_WAITING:
 			return IDEM_ANSWER_RETRY_LATER;
 		case IDEM_STANDS_UNKNOWN:
-			return rec->status == IDEM_UNKNOWN ? IDEM_ANSWER_UNKNOWN : IDEM_SETTLE_UNKNOWN;
+			return idem_settles(rec, standing) ? IDEM_SETTLE_UNKNOWN : IDEM_ANSWER_UNKNOWN;
 		case IDEM_STANDS_EXHAUSTED:
 			return IDEM_SETTLE_EXHAUSTED;
 		case IDEM_STANDS_FAILED:
@@ -256,6 +264,29 @@ idem_become_retryable(IdemRecord *rec, TimestampTz now, TimestampTz retry_at)
 	rec->status = IDEM_RETRYABLE_FAILED;
 	rec->lease_until = IDEM_NO_TIME;
 	rec->retry_at = retry_at;
+	rec->updated_at = now;
+}
+
+/* An operator allows attempts anew: limits count from here. */
+void
+idem_become_retried(IdemRecord *rec, TimestampTz now)
+{
+	rec->limits_from_attempt = rec->attempts;
+	rec->limits_from = now;
+	idem_become_retryable(rec, now, now);
+}
+
+/*
+ * Ends the lease of a processing record now.  The old token is dead;
+ * unknown_token is one that nobody was given.
+ */
+void
+idem_end_lease(IdemRecord *rec, TimestampTz now, const pg_uuid_t *unknown_token)
+{
+	idem_bury_token(rec);
+	rec->has_token = true;
+	rec->token = *unknown_token;
+	rec->lease_until = now;
 	rec->updated_at = now;
 }
 

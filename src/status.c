@@ -32,11 +32,7 @@ idem_status(PG_FUNCTION_ARGS)
 	text	   *key;
 	bool		isnull;
 
-	if (PG_ARGISNULL(0))
-		ereport(ERROR,
-				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("idempotency key must not be null")));
-	key = idem_check_key(PG_GETARG_TEXT_PP(0));
+	key = idem_key_arg(fcinfo);
 	cat = idem_catalog(fcinfo->flinfo->fn_oid);
 	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
 		elog(ERROR, "return type must be a row type");

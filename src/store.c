@@ -62,11 +62,14 @@
 #include "catalog/pg_type.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
+#include "storage/latch.h"
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
+#include "utils/memutils.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
+#include "utils/wait_event.h"
 
 #include "compat.h"
 #include "idempotency.h"
@@ -545,14 +548,6 @@ idem_store_update_open(IdemStore *st, IdemProbe *probe, IdemRecord *rec)
 	return check_result(result);
 }
 
-/* As idem_store_update_open(). */
-IdemWrite
-idem_store_delete_open(IdemStore *st, IdemProbe *probe)
-{
-	st->wrote = true;
-	return check_result(delete_row(st->open, &probe->tid));
-}
-
 /*
  * The slice that takes new records, locked to the end of the transaction.
  * ring.c tells why asking again under the lock is enough.
@@ -595,6 +590,95 @@ idem_store_finish(IdemStore *st, IdemProbe *probe, IdemRecord *rec)
 	return written;
 }
 
+/*
+ * Deletes a finished record.  The slice is locked to the end of the
+ * transaction, then probed once more: it may have been truncated since the
+ * caller's probe, which ends as IDEM_ROW_BUSY.
+ */
+static IdemWrite
+delete_finished(IdemStore *st, IdemProbe *probe)
+{
+	Relation	rel = table_open(st->cat->slices[probe->rec.slice], RowExclusiveLock);
+	IdemProbe	again;
+	IdemWrite	written = IDEM_ROW_BUSY;
+
+	memset(&again, 0, sizeof(again));
+	if (probe_partition(rel, probe->rec.key, &again) &&
+		again.presence == IDEM_PRESENT && ItemPointerEquals(&again.tid, &probe->tid))
+		written = check_result(delete_row(rel, &probe->tid));
+	table_close(rel, NoLock);
+	return written;
+}
+
+/* Deletes a record wherever it is.  Needs the key lock and a PRESENT probe under it. */
+IdemWrite
+idem_store_delete(IdemStore *st, IdemProbe *probe)
+{
+	st->wrote = true;
+	if (probe->rec.slice == IDEM_SLICE_OPEN)
+		return check_result(delete_row(st->open, &probe->tid));
+	return delete_finished(st, probe);
+}
+
+/*
+ * Moves a finished record back to the open partition.  Needs the key lock and
+ * a PRESENT probe of the ring under it.
+ */
+IdemWrite
+idem_store_reopen(IdemStore *st, IdemProbe *probe, IdemRecord *rec)
+{
+	IdemWrite	written = delete_finished(st, probe);
+
+	st->wrote = true;
+	if (written == IDEM_WRITTEN)
+	{
+		rec->slice = IDEM_SLICE_OPEN;
+		insert_row(st->open, rec);
+	}
+	return written;
+}
+
+/* ---- looking through what is not finished ---- */
+
+/*
+ * Calls visit for every committed row of the open partition, and for our own,
+ * that no transaction in progress has written or deleted.  The record, and the
+ * memory context that visit runs in, last for the call.  Nothing is locked: whoever acts on a row probes it anew.
+ * A dirty snapshot, so that SERIALIZABLE takes no lock on the whole table.
+ */
+void
+idem_store_scan_open(const IdemCatalog *cat, IdemVisit visit, void *arg)
+{
+	Relation	rel = table_open(cat->slices[IDEM_SLICE_OPEN], AccessShareLock);
+	TupleTableSlot *slot = table_slot_create(rel, NULL);
+	MemoryContext row = AllocSetContextCreate(CurrentMemoryContext, "idempotency scan",
+											  ALLOCSET_DEFAULT_SIZES);
+	MemoryContext old;
+	SnapshotData dirty;
+	TableScanDesc scan;
+
+	check_shape(rel);
+	InitDirtySnapshot(dirty);
+	scan = table_beginscan(rel, &dirty, 0, NULL);
+	while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
+	{
+		IdemRecord	rec;
+
+		CHECK_FOR_INTERRUPTS();
+		if (TransactionIdIsValid(dirty.xmin) || TransactionIdIsValid(dirty.xmax))
+			continue;
+		old = MemoryContextSwitchTo(row);
+		take_record(slot, &rec);
+		visit(&rec, arg);
+		MemoryContextSwitchTo(old);
+		MemoryContextReset(row);
+	}
+	table_endscan(scan);
+	ExecDropSingleTupleTableSlot(slot);
+	table_close(rel, AccessShareLock);
+	MemoryContextDelete(row);
+}
+
 /* ---- waiting, never with the key lock held ---- */
 
 /* Waits for the transaction of an IN_DOUBT probe to end. */
@@ -604,10 +688,19 @@ idem_store_wait_xact(IdemStore *st, IdemProbe *probe)
 	XactLockTableWait(probe->xid, st->open, &probe->tid, XLTW_Update);
 }
 
-/* Waits for the row lock that made a write IDEM_ROW_BUSY, and takes it. */
+/*
+ * Waits for the row lock that made a write IDEM_ROW_BUSY, and takes it.  For a
+ * finished record it only gives way: its slice may be gone.
+ */
 void
 idem_store_wait_row(IdemStore *st, IdemProbe *probe)
 {
-	(void) lock_row_now(st->open, &probe->tid, LockTupleExclusive, LockWaitBlock);
 	st->wrote = true;
+	if (probe->rec.slice == IDEM_SLICE_OPEN)
+		(void) lock_row_now(st->open, &probe->tid, LockTupleExclusive, LockWaitBlock);
+	else
+	{
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 1, PG_WAIT_EXTENSION);
+		ResetLatch(MyLatch);
+	}
 }

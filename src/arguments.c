@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
- * interval.c
- *	  Checks of arguments that several functions take: intervals and keys.
+ * arguments.c
+ *	  Checks of arguments that several functions take.
  *
  * Intervals are microseconds inside the extension.  A day is 24 hours in every
  * time zone; months and years have no length and are refused.
@@ -11,6 +11,8 @@
 #include "postgres.h"
 
 #include "common/int.h"
+#include "mb/pg_wchar.h"
+#include "utils/builtins.h"
 #include "utils/timestamp.h"
 
 #include "compat.h"
@@ -74,4 +76,48 @@ idem_check_key(text *key)
 				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
 				 errmsg("idempotency key is longer than %d bytes", IDEM_MAX_KEY_BYTES)));
 	return key;
+}
+
+/* The first argument of most functions: a checked key.  22004 for NULL. */
+text *
+idem_key_arg(FunctionCallInfo fcinfo)
+{
+	if (PG_ARGISNULL(0))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("idempotency key must not be null")));
+	return idem_check_key(PG_GETARG_TEXT_PP(0));
+}
+
+/* The second argument of the holder's functions. */
+pg_uuid_t *
+idem_token_arg(FunctionCallInfo fcinfo)
+{
+	if (PG_ARGISNULL(1))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("token must not be null")));
+	return PG_GETARG_UUID_P(1);
+}
+
+/* An error code; 22023 if it is too long. */
+text *
+idem_check_code(text *code)
+{
+	if (VARSIZE_ANY_EXHDR(code) > IDEM_MAX_CODE_BYTES)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("\"error_code\" is longer than %d bytes", IDEM_MAX_CODE_BYTES)));
+	return code;
+}
+
+/* An error message, cut to IDEM_MAX_MESSAGE_BYTES on a character boundary. */
+text *
+idem_cut_message(text *message)
+{
+	int			len = VARSIZE_ANY_EXHDR(message);
+
+	if (len > IDEM_MAX_MESSAGE_BYTES)
+		len = pg_mbcliplen(VARDATA_ANY(message), len, IDEM_MAX_MESSAGE_BYTES);
+	return cstring_to_text_with_len(VARDATA_ANY(message), len);
 }
