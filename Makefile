@@ -11,17 +11,20 @@ OBJS = \
 	src/arguments.o \
 	src/audit.o \
 	src/backoff.o \
+	src/batch.o \
 	src/canonical.o \
 	src/catalog.o \
 	src/change.o \
 	src/claim.o \
 	src/digest.o \
 	src/due.o \
+	src/execute.o \
 	src/finish.o \
 	src/idempotency.o \
 	src/key.o \
 	src/keylock.o \
 	src/notify.o \
+	src/once.o \
 	src/operator.o \
 	src/policy.o \
 	src/policy_cache.o \

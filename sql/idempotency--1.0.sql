@@ -340,6 +340,37 @@ CREATE FUNCTION @extschema@.idem_status(key text) RETURNS @extschema@.idem_recor
 COMMENT ON FUNCTION @extschema@.idem_status(text) IS 'the stored record of a key, as the calling statement sees it; NULL if there is none';
 
 ------------------------------------------------------------------------------
+-- One call, many keys
+------------------------------------------------------------------------------
+
+CREATE FUNCTION @extschema@.idem_execute(key text, request jsonb, handler regprocedure, operation text DEFAULT NULL,
+        wait interval DEFAULT '0') RETURNS @extschema@.idem_claim_result
+    LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME';
+COMMENT ON FUNCTION @extschema@.idem_execute(text, jsonb, regprocedure, text, interval) IS 'claims a key, runs the handler in a subtransaction, and stores its result or failure';
+
+CREATE FUNCTION @extschema@.idem_once(key text, request jsonb DEFAULT NULL) RETURNS boolean
+    LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME';
+COMMENT ON FUNCTION @extschema@.idem_once(text, jsonb) IS 'true the first time for a key, in the transaction of the business write; false after that';
+
+CREATE FUNCTION @extschema@.idem_claim_many(keys text[], requests jsonb[] DEFAULT NULL, operation text DEFAULT NULL,
+        lease interval DEFAULT NULL)
+    RETURNS TABLE (ordinality bigint, key text, outcome text, owner_token uuid, attempts integer, lease_until timestamptz,
+        retry_after interval, result_json jsonb, result_body bytea, error_code text, error_message text,
+        previous text, progress jsonb)
+    LANGUAGE c VOLATILE PARALLEL UNSAFE ROWS 100 AS 'MODULE_PATHNAME';
+COMMENT ON FUNCTION @extschema@.idem_claim_many(text[], jsonb[], text, interval) IS 'idem_claim for each key, answers in input order';
+
+CREATE FUNCTION @extschema@.idem_complete_many(keys text[], tokens uuid[], results jsonb[] DEFAULT NULL)
+    RETURNS TABLE (ordinality bigint, key text, completed boolean)
+    LANGUAGE c VOLATILE PARALLEL UNSAFE ROWS 100 AS 'MODULE_PATHNAME';
+COMMENT ON FUNCTION @extschema@.idem_complete_many(text[], uuid[], jsonb[]) IS 'idem_complete for each key, answers in input order';
+
+CREATE FUNCTION @extschema@.idem_once_many(keys text[])
+    RETURNS TABLE (ordinality bigint, key text, first boolean)
+    LANGUAGE c VOLATILE PARALLEL UNSAFE ROWS 100 AS 'MODULE_PATHNAME';
+COMMENT ON FUNCTION @extschema@.idem_once_many(text[]) IS 'idem_once for each key, answers in input order';
+
+------------------------------------------------------------------------------
 -- Recovery
 ------------------------------------------------------------------------------
 
@@ -477,6 +508,11 @@ REVOKE ALL ON FUNCTION
     @extschema@.idem_release(text, uuid),
     @extschema@.idem_checkpoint(text, uuid, text, jsonb),
     @extschema@.idem_status(text),
+    @extschema@.idem_execute(text, jsonb, regprocedure, text, interval),
+    @extschema@.idem_once(text, jsonb),
+    @extschema@.idem_claim_many(text[], jsonb[], text, interval),
+    @extschema@.idem_complete_many(text[], uuid[], jsonb[]),
+    @extschema@.idem_once_many(text[]),
     @extschema@.idem_backoff(integer, interval, double precision, interval, text),
     @extschema@.idem_claim_due(text, integer, interval),
     @extschema@.idem_reap(integer),

@@ -143,7 +143,7 @@ idem_change_now(const IdemCatalog *cat, const text *key, IdemApply apply, void *
 	RoundEnd	end = ROUND_WAIT_XACT;
 
 	idem_store_open(&job.st, cat);
-	if (idem_keylock_try(key))
+	if (idem_keylock_try(key) == IDEM_KEY_LOCKED)
 	{
 		end = change_locked(&job);
 		idem_keylock_release(key);

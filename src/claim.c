@@ -59,8 +59,8 @@ static struct
 /* ---- the request of the caller against the record ---- */
 
 /* The digest of the caller's request under the ignore list of a policy. */
-static bytea *
-digest_of(const IdemClaimArgs *args, const IdemPolicy *policy)
+bytea *
+idem_claim_digest(const IdemClaimArgs *args, const IdemPolicy *policy)
 {
 	if (args->digest != NULL)
 		return args->digest;
@@ -85,12 +85,12 @@ same_bytes(const void *a, const void *b)
  * Is it the request that the record was made for?  A named operation must be
  * the record's; otherwise the record's operation says what the digest ignores.
  */
-static bool
-same_request(const IdemClaimArgs *args, const IdemRecord *rec, const IdemPolicy *policy)
+bool
+idem_claim_same_request(const IdemClaimArgs *args, const IdemRecord *rec, const IdemPolicy *policy)
 {
 	if (args->operation_named && !same_bytes(args->operation, rec->operation))
 		return false;
-	return same_bytes(digest_of(args, policy), rec->request_hash);
+	return same_bytes(idem_claim_digest(args, policy), rec->request_hash);
 }
 
 /* ---- answers ---- */
@@ -182,7 +182,7 @@ idem_first_attempt(const IdemClaimArgs *args, const IdemPolicy *policy, Timestam
 	rec->key = args->key;
 	rec->operation = args->operation;
 	rec->owner = GetUserId();
-	rec->request_hash = digest_of(args, policy);
+	rec->request_hash = idem_claim_digest(args, policy);
 	rec->status = IDEM_PROCESSING;
 	rec->attempts = 1;
 	rec->has_token = true;
@@ -271,7 +271,7 @@ act_on_record(IdemStore *st, const IdemClaimArgs *args, IdemProbe *probe, Timest
 	const IdemPolicy *policy = idem_policy_get(st->cat, probe->rec.operation);
 	IdemStanding standing;
 
-	if (!same_request(args, &probe->rec, policy))
+	if (!idem_claim_same_request(args, &probe->rec, policy))
 	{
 		answer_conflict(answer);
 		return;
@@ -318,8 +318,8 @@ act_on_record(IdemStore *st, const IdemClaimArgs *args, IdemProbe *probe, Timest
 	}
 }
 
-static void
-serialization_failure(void)
+void
+idem_serialization_failure(void)
 {
 	ereport(ERROR,
 			(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
@@ -327,7 +327,7 @@ serialization_failure(void)
 			 errhint("The transaction might succeed if retried.")));
 }
 
-/* Turns a probe into an answer.  Needs the key lock unless answered_by_probe(). */
+/* Turns a probe into an answer.  Needs the key lock unless idem_answered_by_probe(). */
 static void
 act(IdemStore *st, const IdemClaimArgs *args, IdemProbe *probe, IdemAnswer *answer)
 {
@@ -338,7 +338,7 @@ act(IdemStore *st, const IdemClaimArgs *args, IdemProbe *probe, IdemAnswer *answ
 	{
 		case IDEM_ABSENT:
 			if (IsolationUsesXactSnapshot() && idem_store_snapshot_sees(st->cat, args->key))
-				serialization_failure();
+				idem_serialization_failure();
 			idem_first_attempt(args, idem_policy_get(st->cat, args->operation), now, &probe->rec);
 			idem_store_insert_open(st, &probe->rec);
 			answer_claimed(answer, &probe->rec);
@@ -349,7 +349,7 @@ act(IdemStore *st, const IdemClaimArgs *args, IdemProbe *probe, IdemAnswer *answ
 			break;
 		case IDEM_PRESENT:
 			if (!probe->snapshot_sees)
-				serialization_failure();
+				idem_serialization_failure();
 			idem_check_owner(probe->rec.owner);
 			act_on_record(st, args, probe, now, answer);
 			break;
@@ -357,11 +357,54 @@ act(IdemStore *st, const IdemClaimArgs *args, IdemProbe *probe, IdemAnswer *answ
 }
 
 /* May the answer of this probe be used although the key lock was not held? */
-static bool
-answered_by_probe(const IdemProbe *probe)
+bool
+idem_answered_by_probe(const IdemProbe *probe)
 {
 	return probe->presence == IDEM_IN_DOUBT ||
 		(probe->presence == IDEM_PRESENT && probe->rec.slice != IDEM_SLICE_OPEN);
+}
+
+/* The answer while an execution guards the key: there is no record to tell more. */
+static void
+answer_guarded(const IdemCatalog *cat, const IdemClaimArgs *args, IdemAnswer *answer)
+{
+	clear_answer(answer);
+	answer->outcome = IDEM_IN_PROGRESS;
+	answer->attempts = 1;
+	answer->retry_after = Max(idem_policy_get(cat, args->operation)->backoff_base, MIN_RETRY_AFTER_US);
+}
+
+static void
+remember_site(const IdemClaimArgs *args, const IdemAnswer *answer)
+{
+	if (answer->outcome != IDEM_CLAIMED)
+		return;
+	last_given.token = answer->token;
+	last_given.location = args->location;
+	last_given.site = args->site;
+}
+
+/*
+ * A round with the store open.  *locked is what is held of the key lock, before
+ * and after.
+ */
+static void
+claim_round(IdemStore *st, const IdemClaimArgs *args, IdemAnswer *answer, IdemKeyLock *locked)
+{
+	IdemProbe	probe;
+
+	idem_store_probe(st, args->key, &probe);
+	if (*locked == IDEM_KEY_BUSY && !idem_answered_by_probe(&probe))
+	{
+		if (!idem_keylock_wait_unguarded(args->key))
+		{
+			answer_guarded(st->cat, args, answer);
+			return;
+		}
+		*locked = IDEM_KEY_LOCKED;
+		idem_store_probe(st, args->key, &probe);
+	}
+	act(st, args, &probe, answer);
 }
 
 /* One round of the protocol.  Holds nothing but what it wrote when it returns. */
@@ -369,28 +412,18 @@ void
 idem_claim_round(const IdemCatalog *cat, const IdemClaimArgs *args, IdemAnswer *answer)
 {
 	IdemStore	st;
-	IdemProbe	probe;
-	bool		locked;
+	IdemKeyLock locked;
 
 	idem_store_open(&st, cat);
 	locked = idem_keylock_try(args->key);
-	idem_store_probe(&st, args->key, &probe);
-	if (!locked && !answered_by_probe(&probe))
-	{
-		idem_keylock_wait(args->key);
-		locked = true;
-		idem_store_probe(&st, args->key, &probe);
-	}
-	act(&st, args, &probe, answer);
-	if (locked)
+	if (locked == IDEM_KEY_OURS)
+		answer_guarded(cat, args, answer);
+	else
+		claim_round(&st, args, answer, &locked);
+	if (locked == IDEM_KEY_LOCKED)
 		idem_keylock_release(args->key);
 	idem_store_close(&st);
-	if (answer->outcome == IDEM_CLAIMED)
-	{
-		last_given.token = answer->token;
-		last_given.location = args->location;
-		last_given.site = args->site;
-	}
+	remember_site(args, answer);
 }
 
 /*
@@ -406,7 +439,7 @@ idem_claim_if_due(const IdemCatalog *cat, text *key, int64 lease, IdemAnswer *an
 	IdemProbe	probe;
 	TimestampTz now;
 
-	if (!idem_keylock_try(key))
+	if (idem_keylock_try(key) != IDEM_KEY_LOCKED)
 		return false;
 	idem_store_open(&st, cat);
 	idem_store_probe(&st, key, &probe);
@@ -451,15 +484,22 @@ nap(long ms)
  * Each round allocates in a context of its own; the last one's memory stays
  * below the caller's.
  */
-static void
-claim_waiting(Oid function, const IdemClaimArgs *args, int64 wait, IdemAnswer *answer)
+void
+idem_claim_waiting(Oid function, const IdemClaimArgs *args, int64 wait, IdemAnswer *answer)
 {
-	TimestampTz deadline = GetCurrentTimestamp() + wait;
-	MemoryContext round = AllocSetContextCreate(CurrentMemoryContext, "idempotency claim",
-												ALLOCSET_SMALL_SIZES);
-	MemoryContext old = MemoryContextSwitchTo(round);
+	TimestampTz deadline;
+	MemoryContext round;
+	MemoryContext old;
 	long		ms = WAIT_FIRST_MS;
 
+	if (wait == 0)
+	{
+		idem_claim_round(idem_catalog(function), args, answer);
+		return;
+	}
+	deadline = GetCurrentTimestamp() + wait;
+	round = AllocSetContextCreate(CurrentMemoryContext, "idempotency claim", ALLOCSET_SMALL_SIZES);
+	old = MemoryContextSwitchTo(round);
 	for (;;)
 	{
 		int64		left;
@@ -597,10 +637,6 @@ idem_claim(PG_FUNCTION_ARGS)
 	read_args(fcinfo, &args);
 	if (!PG_ARGISNULL(4))
 		wait = idem_interval_us(PG_GETARG_INTERVAL_P(4), "wait", 0, IDEM_MAX_LEASE_US);
-
-	if (wait == 0)
-		idem_claim_round(idem_catalog(fcinfo->flinfo->fn_oid), &args, &answer);
-	else
-		claim_waiting(fcinfo->flinfo->fn_oid, &args, wait, &answer);
+	idem_claim_waiting(fcinfo->flinfo->fn_oid, &args, wait, &answer);
 	return idem_answer_datum(fcinfo, &answer);
 }

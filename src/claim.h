@@ -57,6 +57,11 @@ typedef struct IdemAnswer
 
 extern void idem_claim_args_key(IdemClaimArgs *args, text *key, text *named);
 extern void idem_claim_round(const IdemCatalog *cat, const IdemClaimArgs *args, IdemAnswer *answer);
+extern bool idem_answered_by_probe(const IdemProbe *probe);
+extern void idem_claim_waiting(Oid function, const IdemClaimArgs *args, int64 wait, IdemAnswer *answer);
+extern bytea *idem_claim_digest(const IdemClaimArgs *args, const IdemPolicy *policy);
+extern bool idem_claim_same_request(const IdemClaimArgs *args, const IdemRecord *rec, const IdemPolicy *policy);
+extern void idem_serialization_failure(void) pg_attribute_noreturn();
 extern bool idem_claim_if_due(const IdemCatalog *cat, text *key, int64 lease, IdemAnswer *answer,
 							  struct varlena **request);
 extern void idem_new_token(const IdemClaimArgs *args, pg_uuid_t *token);

@@ -31,6 +31,7 @@
 
 #include "change.h"
 #include "claim.h"
+#include "finish.h"
 #include "idempotency.h"
 
 #define MAX_RETRY_AFTER_US	(INT64CONST(3660) * USECS_PER_DAY)
@@ -57,18 +58,25 @@ typedef struct CompleteArgs
 	struct varlena *body;
 } CompleteArgs;
 
-static IdemChange
-apply_complete(IdemRecord *rec, const IdemPolicy *policy, TimestampTz now, void *arg)
+/* Raises 54000 for a result that is larger than the policy allows. */
+void
+idem_check_result(const IdemPolicy *policy, struct varlena *json, struct varlena *body)
 {
-	CompleteArgs *args = (CompleteArgs *) arg;
-	Size		size = (args->json ? VARSIZE_ANY_EXHDR(args->json) : 0) +
-		(args->body ? VARSIZE_ANY_EXHDR(args->body) : 0);
+	Size		size = (json ? VARSIZE_ANY_EXHDR(json) : 0) + (body ? VARSIZE_ANY_EXHDR(body) : 0);
 
 	if (size > policy->max_result_size)
 		ereport(ERROR,
 				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
 				 errmsg("result of %zu bytes is larger than \"max_result_size\" of %d bytes",
 						size, policy->max_result_size)));
+}
+
+static IdemChange
+apply_complete(IdemRecord *rec, const IdemPolicy *policy, TimestampTz now, void *arg)
+{
+	CompleteArgs *args = (CompleteArgs *) arg;
+
+	idem_check_result(policy, args->json, args->body);
 	idem_become_succeeded(rec, now, args->json, args->body);
 	return IDEM_MOVE;
 }
@@ -102,6 +110,24 @@ completed_before(const IdemProbe *probe, const pg_uuid_t *token, const CompleteA
 }
 
 /*
+ * Stores the result.  True if it was stored now, false if the token stored it
+ * before; raises ID001, ID002, 54000.
+ */
+bool
+idem_complete_held(const IdemCatalog *cat, text *key, const pg_uuid_t *token,
+				   struct varlena *json, struct varlena *body)
+{
+	CompleteArgs args = {json, body};
+	IdemProbe	probe;
+
+	if (idem_change_held(cat, key, token, apply_complete, &args, &probe))
+		return true;
+	if (!completed_before(&probe, token, &args))
+		refuse(&probe);
+	return false;
+}
+
+/*
  * idem_complete(key, token, result, body)
  */
 PG_FUNCTION_INFO_V1(idem_complete);
@@ -110,60 +136,35 @@ idem_complete(PG_FUNCTION_ARGS)
 {
 	text	   *key;
 	pg_uuid_t  *token;
-	CompleteArgs args = {NULL, NULL};
-	IdemProbe	probe;
+	struct varlena *json;
+	struct varlena *body;
 
 	idem_write_prologue("idem_complete()");
 	key = idem_key_arg(fcinfo);
 	token = idem_token_arg(fcinfo);
-	if (!PG_ARGISNULL(2))
-		args.json = PG_GETARG_VARLENA_P(2);
-	if (!PG_ARGISNULL(3))
-		args.body = PG_GETARG_VARLENA_P(3);
-
-	if (idem_change_held(idem_catalog(fcinfo->flinfo->fn_oid), key, token, apply_complete, &args, &probe))
-		PG_RETURN_BOOL(true);
-	if (!completed_before(&probe, token, &args))
-		refuse(&probe);
-	PG_RETURN_BOOL(false);
+	json = PG_ARGISNULL(2) ? NULL : PG_GETARG_VARLENA_P(2);
+	body = PG_ARGISNULL(3) ? NULL : PG_GETARG_VARLENA_P(3);
+	PG_RETURN_BOOL(idem_complete_held(idem_catalog(fcinfo->flinfo->fn_oid), key, token, json, body));
 }
 
 /* ---- fail ---- */
 
-typedef enum FailKind
-{
-	FAIL_RETRYABLE,
-	FAIL_PERMANENT,
-	FAIL_UNKNOWN
-} FailKind;
-
-typedef struct FailArgs
-{
-	FailKind	kind;
-	struct varlena *code;
-	struct varlena *message;
-	int64		retry_after;	/* -1 = backoff */
-	IdemRecord	after;			/* what the record became */
-	IdemEvent	event;			/* unless retryable_failed */
-	bool		notify;
-} FailArgs;
-
-static FailKind
+static IdemFailKind
 fail_kind(text *kind)
 {
 	char	   *name = text_to_cstring(kind);
 
 	if (strcmp(name, "retryable") == 0)
-		return FAIL_RETRYABLE;
+		return IDEM_FAIL_RETRYABLE;
 	if (strcmp(name, "permanent") == 0)
-		return FAIL_PERMANENT;
+		return IDEM_FAIL_PERMANENT;
 	if (strcmp(name, "unknown") == 0)
-		return FAIL_UNKNOWN;
+		return IDEM_FAIL_UNKNOWN;
 	ereport(ERROR,
 			(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 			 errmsg("kind of failure \"%s\" is not known", name),
 			 errhint("Kinds are \"retryable\", \"permanent\" and \"unknown\".")));
-	return FAIL_UNKNOWN;		/* keep compiler quiet */
+	return IDEM_FAIL_UNKNOWN;		/* keep compiler quiet */
 }
 
 static int64
@@ -176,26 +177,30 @@ next_delay(const IdemRecord *rec, const IdemPolicy *policy, int64 asked)
 							   policy->jitter, pg_prng_double(&pg_global_prng_state));
 }
 
-static IdemChange
-apply_fail(IdemRecord *rec, const IdemPolicy *policy, TimestampTz now, void *arg)
+/*
+ * Ends the attempt of a processing record with the failure.  IdemApply; also
+ * for a record that is not stored yet, where REPLACE means the open partition.
+ */
+IdemChange
+idem_apply_failure(IdemRecord *rec, const IdemPolicy *policy, TimestampTz now, void *arg)
 {
-	FailArgs   *args = (FailArgs *) arg;
+	IdemFailure *args = (IdemFailure *) arg;
 	IdemChange	change = IDEM_MOVE;
 
 	rec->error_code = args->code;
 	rec->error_message = args->message;
 	switch (args->kind)
 	{
-		case FAIL_PERMANENT:
+		case IDEM_FAIL_PERMANENT:
 			idem_become_failed(rec, now);
 			args->event = IDEM_EVENT_FAILED;
 			break;
-		case FAIL_UNKNOWN:
+		case IDEM_FAIL_UNKNOWN:
 			idem_become_unknown(rec, now);
 			args->event = IDEM_EVENT_UNKNOWN;
 			change = IDEM_REPLACE;
 			break;
-		case FAIL_RETRYABLE:
+		case IDEM_FAIL_RETRYABLE:
 			{
 				TimestampTz retry_at = now + next_delay(rec, policy, args->retry_after);
 
@@ -216,7 +221,7 @@ apply_fail(IdemRecord *rec, const IdemPolicy *policy, TimestampTz now, void *arg
 }
 
 static void
-read_fail_args(FunctionCallInfo fcinfo, FailArgs *args)
+read_failure(FunctionCallInfo fcinfo, IdemFailure *args)
 {
 	memset(args, 0, sizeof(*args));
 	if (PG_ARGISNULL(2))
@@ -231,11 +236,23 @@ read_fail_args(FunctionCallInfo fcinfo, FailArgs *args)
 	args->retry_after = -1;
 	if (PG_ARGISNULL(5))
 		return;
-	if (args->kind != FAIL_RETRYABLE)
+	if (args->kind != IDEM_FAIL_RETRYABLE)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("\"retry_after\" goes with kind \"retryable\" only")));
 	args->retry_after = idem_interval_us(PG_GETARG_INTERVAL_P(5), "retry_after", 0, MAX_RETRY_AFTER_US);
+}
+
+/* Ends the held attempt with the failure; raises ID001, ID002. */
+void
+idem_fail_held(const IdemCatalog *cat, text *key, const pg_uuid_t *token, IdemFailure *failure)
+{
+	IdemProbe	probe;
+
+	if (!idem_change_held(cat, key, token, idem_apply_failure, failure, &probe))
+		refuse(&probe);
+	if (failure->notify)
+		idem_notify(failure->event, &failure->after);
 }
 
 /*
@@ -247,20 +264,16 @@ idem_fail(PG_FUNCTION_ARGS)
 {
 	text	   *key;
 	pg_uuid_t  *token;
-	FailArgs	args;
-	IdemProbe	probe;
+	IdemFailure args;
 	Datum		values[3];
 	bool		nulls[3] = {false, false, false};
 
 	idem_write_prologue("idem_fail()");
 	key = idem_key_arg(fcinfo);
 	token = idem_token_arg(fcinfo);
-	read_fail_args(fcinfo, &args);
+	read_failure(fcinfo, &args);
 
-	if (!idem_change_held(idem_catalog(fcinfo->flinfo->fn_oid), key, token, apply_fail, &args, &probe))
-		refuse(&probe);
-	if (args.notify)
-		idem_notify(args.event, &args.after);
+	idem_fail_held(idem_catalog(fcinfo->flinfo->fn_oid), key, token, &args);
 	values[0] = CStringGetTextDatum(idem_status_name(args.after.status));
 	values[1] = Int32GetDatum(args.after.attempts);
 	values[2] = TimestampTzGetDatum(args.after.retry_at);

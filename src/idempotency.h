@@ -176,7 +176,17 @@ extern void idem_ring_turn(const IdemCatalog *cat, int64 retention, TimestampTz 
 extern void idem_ring_forget(Oid relid);
 
 /* ---- keylock.c ---- */
-extern bool idem_keylock_try(const text *key);
+typedef enum IdemKeyLock
+{
+	IDEM_KEY_LOCKED,
+	IDEM_KEY_BUSY,
+	IDEM_KEY_OURS
+} IdemKeyLock;
+
+extern IdemKeyLock idem_keylock_try(const text *key);
+extern bool idem_keylock_wait_unguarded(const text *key);
+extern bool idem_guard_try(const text *key);
+extern void idem_guard_release(const text *key);
 extern void idem_keylock_wait(const text *key);
 extern void idem_keylock_release(const text *key);
 
@@ -220,6 +230,7 @@ extern void idem_store_insert_open(IdemStore *st, IdemRecord *rec);
 extern IdemWrite idem_store_update_open(IdemStore *st, IdemProbe *probe, IdemRecord *rec);
 extern IdemWrite idem_store_delete(IdemStore *st, IdemProbe *probe);
 extern IdemWrite idem_store_reopen(IdemStore *st, IdemProbe *probe, IdemRecord *rec);
+extern void idem_store_insert_finished(IdemStore *st, IdemRecord *rec);
 extern IdemWrite idem_store_finish(IdemStore *st, IdemProbe *probe, IdemRecord *rec);
 typedef void (*IdemVisit) (IdemRecord *rec, void *arg);
 extern void idem_store_scan_open(const IdemCatalog *cat, IdemVisit visit, void *arg);

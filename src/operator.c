@@ -30,6 +30,7 @@
 
 #include "change.h"
 #include "claim.h"
+#include "finish.h"
 #include "idempotency.h"
 
 #define MAX_REASON_BYTES	8192
@@ -123,18 +124,12 @@ static IdemChange
 apply_resolve(IdemRecord *rec, const IdemPolicy *policy, TimestampTz now, void *arg)
 {
 	OperatorArgs *args = (OperatorArgs *) arg;
-	Size		size = (args->json ? VARSIZE_ANY_EXHDR(args->json) : 0) +
-		(args->body ? VARSIZE_ANY_EXHDR(args->body) : 0);
 
 	args->before = *rec;
 	args->changed = false;
 	if (idem_standing(rec, policy, now) != IDEM_STANDS_UNKNOWN)
 		return wrong_state(args, "is not of unknown outcome");
-	if (size > policy->max_result_size)
-		ereport(ERROR,
-				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-				 errmsg("result of %zu bytes is larger than \"max_result_size\" of %d bytes",
-						size, policy->max_result_size)));
+	idem_check_result(policy, args->json, args->body);
 	idem_bury_token(rec);
 	if (args->succeeded)
 		idem_become_succeeded(rec, now, args->json, args->body);

@@ -570,6 +570,17 @@ open_current_slice(const IdemCatalog *cat, int16 *slice)
 	}
 }
 
+/* Needs the key lock and an ABSENT probe under it. */
+void
+idem_store_insert_finished(IdemStore *st, IdemRecord *rec)
+{
+	Relation	rel = open_current_slice(st->cat, &rec->slice);
+
+	insert_row(rel, rec);
+	table_close(rel, NoLock);
+	st->wrote = true;
+}
+
 /*
  * Moves the record from the open partition to the ring.  Needs the key lock
  * and a PRESENT probe of the open partition under it.
@@ -581,12 +592,7 @@ idem_store_finish(IdemStore *st, IdemProbe *probe, IdemRecord *rec)
 
 	st->wrote = true;
 	if (written == IDEM_WRITTEN)
-	{
-		Relation	rel = open_current_slice(st->cat, &rec->slice);
-
-		insert_row(rel, rec);
-		table_close(rel, NoLock);
-	}
+		idem_store_insert_finished(st, rec);
 	return written;
 }
 

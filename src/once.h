@@ -1,0 +1,15 @@
+/*-------------------------------------------------------------------------
+ *
+ * once.h
+ *	  idem_once from inside the extension.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEM_ONCE_H
+#define IDEM_ONCE_H
+
+#include "claim.h"
+
+extern bool idem_once_key(const IdemCatalog *cat, const IdemClaimArgs *args);
+
+#endif							/* IDEM_ONCE_H */
