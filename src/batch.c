@@ -188,7 +188,7 @@ idem_claim_many(PG_FUNCTION_ARGS)
 {
 	Batch		batch;
 	Elements	requests = {0};
-	IdemClaimArgs args = {.location = -1};
+	IdemClaimArgs args = {.location = -1, .likely_new = true};
 	text	   *operation = PG_ARGISNULL(2) ? NULL : PG_GETARG_TEXT_PP(2);
 
 	idem_write_prologue("idem_claim_many()");

@@ -32,6 +32,7 @@ typedef struct IdemClaimArgs
 	bytea	   *digest;
 	pg_uuid_t  *token;
 	int64		lease;			/* 0 = the policy's */
+	bool		likely_new;		/* do not look for a replay first */
 	const FmgrInfo *site;		/* scalar call site, or NULL */
 	int			location;		/* of that call in the query, or -1 */
 } IdemClaimArgs;
@@ -56,12 +57,13 @@ typedef struct IdemAnswer
 #define IDEM_ANSWER_COLUMNS	11
 
 extern void idem_claim_args_key(IdemClaimArgs *args, text *key, text *named);
+extern bool idem_replay_at_once(const IdemCatalog *cat, const IdemClaimArgs *args, IdemAnswer *answer);
 extern void idem_claim_round(const IdemCatalog *cat, const IdemClaimArgs *args, IdemAnswer *answer);
 extern bool idem_answered_by_probe(const IdemProbe *probe);
 extern void idem_claim_waiting(Oid function, const IdemClaimArgs *args, int64 wait, IdemAnswer *answer);
 extern bytea *idem_claim_digest(const IdemClaimArgs *args, const IdemPolicy *policy);
 extern bool idem_claim_same_request(const IdemClaimArgs *args, const IdemRecord *rec, const IdemPolicy *policy);
-extern void idem_serialization_failure(void) pg_attribute_noreturn();
+extern void idem_serialization_failure(void);
 extern bool idem_claim_if_due(const IdemCatalog *cat, text *key, int64 lease, IdemAnswer *answer,
 							  struct varlena **request);
 extern void idem_new_token(const IdemClaimArgs *args, pg_uuid_t *token);

@@ -439,7 +439,8 @@ idem_execute(PG_FUNCTION_ARGS)
 	if (!PG_ARGISNULL(4))
 		wait = idem_interval_us(PG_GETARG_INTERVAL_P(4), "wait", 0, IDEM_MAX_LEASE_US);
 
-	if (!try_guarded(function, &handler, &args, &answer))
+	if (!idem_replay_at_once(idem_catalog(function), &args, &answer) &&
+		!try_guarded(function, &handler, &args, &answer))
 	{
 		idem_claim_waiting(function, &args, wait, &answer);
 		if (answer.outcome == IDEM_CLAIMED)

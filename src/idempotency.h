@@ -225,6 +225,7 @@ typedef struct IdemStore
 extern void idem_store_open(IdemStore *st, const IdemCatalog *cat);
 extern void idem_store_close(IdemStore *st);
 extern void idem_store_probe(IdemStore *st, const text *key, IdemProbe *probe);
+extern bool idem_store_probe_current(const IdemCatalog *cat, const text *key, IdemProbe *probe);
 extern bool idem_store_snapshot_sees(const IdemCatalog *cat, const text *key);
 extern void idem_store_insert_open(IdemStore *st, IdemRecord *rec);
 extern IdemWrite idem_store_update_open(IdemStore *st, IdemProbe *probe, IdemRecord *rec);

@@ -334,6 +334,23 @@ idem_store_probe(IdemStore *st, const text *key, IdemProbe *probe)
 }
 
 /*
+ * A look at the current slice alone, without the key lock: where a replay is
+ * most likely to be found.  True only for a finished record; anything else has to
+ * be probed by the protocol.
+ */
+bool
+idem_store_probe_current(const IdemCatalog *cat, const text *key, IdemProbe *probe)
+{
+	Relation	rel = table_open(cat->slices[idem_ring_current(cat)], AccessShareLock);
+	bool		found;
+
+	memset(probe, 0, sizeof(*probe));
+	found = probe_partition(rel, key, probe);
+	table_close(rel, AccessShareLock);
+	return found && probe->presence == IDEM_PRESENT;
+}
+
+/*
  * In REPEATABLE READ and SERIALIZABLE: does the transaction's snapshot see a row
  * of the key, although the latest state has none?  Reads all versions, so that
  * no predicate lock on index pages is taken.
