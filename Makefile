@@ -24,6 +24,7 @@ OBJS = \
 	src/key.o \
 	src/keylock.o \
 	src/notify.o \
+	src/number.o \
 	src/once.o \
 	src/operator.o \
 	src/policy.o \
