@@ -35,16 +35,16 @@ typedef struct Utf8
 } Utf8;
 
 /* A JSON Pointer, cut into its reference tokens. */
-typedef struct Pointer
+typedef struct JsonPointer
 {
 	Utf8	   *tokens;
 	int			count;
-} Pointer;
+} JsonPointer;
 
 /* The pointers whose first "depth" tokens lead to the current place. */
 typedef struct Place
 {
-	Pointer   **pointers;
+	JsonPointer **pointers;
 	int			count;
 	int			depth;
 } Place;
@@ -170,11 +170,11 @@ unescape_token(const char *data, int len)
 	return token;
 }
 
-static Pointer *
+static JsonPointer *
 parse_pointer(text *value)
 {
 	Utf8		string = to_utf8(VARDATA_ANY(value), VARSIZE_ANY_EXHDR(value));
-	Pointer    *pointer = (Pointer *) palloc(sizeof(Pointer));
+	JsonPointer *pointer = (JsonPointer *) palloc(sizeof(JsonPointer));
 	const char *p = string.data;
 	const char *end = p + string.len;
 
@@ -203,7 +203,7 @@ parse_pointers(ArrayType *ignore, Place *place)
 	if (ignore == NULL)
 		return;
 	deconstruct_array(ignore, TEXTOID, -1, false, TYPALIGN_INT, &items, &nulls, &place->count);
-	place->pointers = (Pointer **) palloc(sizeof(Pointer *) * Max(place->count, 1));
+	place->pointers = (JsonPointer **) palloc(sizeof(JsonPointer *) * Max(place->count, 1));
 	for (int i = 0; i < place->count; i++)
 	{
 		if (nulls[i])
@@ -225,10 +225,10 @@ step_down(const Place *place, Utf8 name, Place *below)
 	below->depth = place->depth + 1;
 	if (place->count == 0)
 		return false;
-	below->pointers = (Pointer **) palloc(sizeof(Pointer *) * place->count);
+	below->pointers = (JsonPointer **) palloc(sizeof(JsonPointer *) * place->count);
 	for (int i = 0; i < place->count; i++)
 	{
-		Pointer    *pointer = place->pointers[i];
+		JsonPointer *pointer = place->pointers[i];
 		Utf8		token = pointer->tokens[place->depth];
 
 		if (token.len != name.len || memcmp(token.data, name.data, name.len) != 0)
