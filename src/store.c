@@ -445,7 +445,8 @@ writer_begin(Writer *w, Relation rel, bool indexes)
 {
 	w->estate = CreateExecutorState();
 	w->rri = makeNode(ResultRelInfo);
-	InitResultRelInfo(w->rri, rel, 1, NULL, 0);
+	/* no range table: index 0 says so to whoever asks for changed columns */
+	InitResultRelInfo(w->rri, rel, 0, NULL, 0);
 	if (indexes)
 		ExecOpenIndices(w->rri, false);
 	w->slot = table_slot_create(rel, NULL);
