@@ -27,6 +27,7 @@ OBJS = \
 	src/number.o \
 	src/once.o \
 	src/operator.o \
+	src/pointer.o \
 	src/policy.o \
 	src/policy_cache.o \
 	src/reap.o \

@@ -46,6 +46,7 @@ typedef struct Batch
 	int		   *order;			/* positions, by bytes of the key */
 	Tuplesortstate *sort;
 	TupleTableSlot *slot;
+	IdemStore	st;
 	MemoryContext scratch;
 } Batch;
 
@@ -131,6 +132,7 @@ batch_begin(Batch *batch, FunctionCallInfo fcinfo)
 	batch->slot = MakeSingleTupleTableSlot(desc, &TTSOpsVirtual);
 	batch->sort = tuplesort_begin_heap(desc, 1, &column, &less, &collation, &nulls_first,
 									   work_mem, NULL, 0);
+	idem_store_open(&batch->st, idem_catalog(fcinfo->flinfo->fn_oid));
 	batch->scratch = AllocSetContextCreate(CurrentMemoryContext, "idempotency batch",
 										   ALLOCSET_DEFAULT_SIZES);
 }
@@ -156,6 +158,7 @@ batch_end(Batch *batch)
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) batch->fcinfo->resultinfo;
 	TupleTableSlot *slot = MakeSingleTupleTableSlot(rsinfo->setDesc, &TTSOpsMinimalTuple);
 
+	idem_store_close(&batch->st);
 	tuplesort_performsort(batch->sort);
 	while (tuplesort_gettupleslot(batch->sort, true, false, slot, NULL))
 		tuplestore_puttupleslot(rsinfo->setResult, slot);
@@ -174,7 +177,7 @@ claim_one(Batch *batch, int position, IdemClaimArgs *args, text *operation)
 	IdemAnswer	answer;
 
 	idem_claim_args_key(args, DatumGetTextPP(batch->keys.values[position]), operation);
-	idem_claim_round(idem_catalog(batch->fcinfo->flinfo->fn_oid), args, &answer);
+	idem_claim_with(&batch->st, args, &answer);
 	idem_answer_columns(&answer, batch->slot->tts_values + 2, batch->slot->tts_isnull + 2);
 	batch_put(batch, position);
 }
@@ -260,7 +263,7 @@ idem_complete_many(PG_FUNCTION_ARGS)
 		bool		now;
 
 		CHECK_FOR_INTERRUPTS();
-		now = idem_complete_held(idem_catalog(fcinfo->flinfo->fn_oid),
+		now = idem_complete_held(&batch.st,
 								 DatumGetTextPP(batch.keys.values[position]),
 								 token_at(&tokens, position),
 								 results.n == 0 || results.nulls[position] ? NULL :
@@ -297,7 +300,7 @@ idem_once_many(PG_FUNCTION_ARGS)
 
 		CHECK_FOR_INTERRUPTS();
 		idem_claim_args_key(&args, DatumGetTextPP(batch.keys.values[position]), NULL);
-		first = idem_once_key(idem_catalog(fcinfo->flinfo->fn_oid), &args);
+		first = idem_once_with(&batch.st, &args);
 		batch.slot->tts_values[2] = BoolGetDatum(first);
 		batch.slot->tts_isnull[2] = false;
 		batch_put(&batch, position);

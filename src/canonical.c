@@ -1,379 +1,355 @@
 /*-------------------------------------------------------------------------
  *
  * canonical.c
- *	  Canonical text of a request: RFC 8785 with exact numbers.
+ *	  Canonical text of a request.
  *
- * Members are sorted by the UTF-16 code units of their names; strings have only
- * the escapes of the RFC; numbers are laid out by number.c.  The text is UTF-8
- * whatever the server encoding.  jsonb has dropped duplicate members and knows
- * no order of members before we see it.
+ * RFC 8785 with exact numbers, DESIGN.md section 6: members sorted by UTF-16
+ * code units, the escapes of section 3.2.2.2, no white space, no Unicode
+ * normalisation.  The text is made in UTF-8 whatever the server encoding is,
+ * so that the digest is the same everywhere.
  *
- * "ignore" holds JSON Pointers (RFC 6901) into the request as it came: an
- * element of an array that is left out does not renumber the others.  A pointer
- * that meets nothing is no error.
+ * Walks the stored form of jsonb and owns no data.
  *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
 
-#include "catalog/pg_type.h"
-#include "lib/stringinfo.h"
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
-#include "utils/fmgrprotos.h"
-#include "utils/jsonb.h"
-#include "utils/numeric.h"
+#include "utils/memutils.h"
 
+#include "canonical.h"
 #include "idempotency.h"
-#include "number.h"
 
-typedef struct Utf8
-{
-	const char *data;
-	int			len;
-} Utf8;
-
-/* A JSON Pointer, cut into its reference tokens. */
-typedef struct JsonPointer
-{
-	Utf8	   *tokens;
-	int			count;
-} JsonPointer;
-
-/* The pointers whose first "depth" tokens lead to the current place. */
-typedef struct Place
-{
-	JsonPointer **pointers;
-	int			count;
-	int			depth;
-} Place;
-
+/* A member of an object; the name in UTF-8, the value as in its container. */
 typedef struct Member
 {
-	Utf8		name;
-	JsonbValue	value;
+	const char *name;
+	int			len;
+	bool		converted;		/* the name is palloc'd */
+	JEntry		entry;
+	uint32		offset;
+	uint32		value_len;
+	IdemPointerRange ignore;	/* pointers that lead below it */
 } Member;
 
-static void append_container(StringInfo buf, JsonbContainer *container, const Place *place);
-
-/* ---- strings ---- */
-
-static Utf8
-to_utf8(const char *data, int len)
+/*
+ * State of a walk.  The members of all objects that are open lie on one stack;
+ * it moves when it grows.
+ */
+typedef struct Writer
 {
-	Utf8		result = {data, len};
+	StringInfoData out;
+	const IdemPointer *ignore;
+	Member	   *members;
+	Size		nmembers;
+	Size		capacity;
+} Writer;
 
-	if (GetDatabaseEncoding() != PG_UTF8 && len > 0)
+static void write_container(Writer *w, JsonbContainer *container,
+							IdemPointerRange ignore, int depth);
+
+static bool
+is_ascii(const char *str, int len)
+{
+	int			i;
+
+	for (i = 0; i < len; i++)
 	{
-		char	   *copy = pnstrdup(data, len);
-
-		result.data = pg_server_to_any(copy, len, PG_UTF8);
-		result.len = strlen(result.data);
+		if (IS_HIGHBIT_SET(str[i]))
+			return false;
 	}
+	return true;
+}
+
+/*
+ * Text of the server encoding in UTF-8; the same pointer where nothing has to
+ * be converted, else palloc'd.  Bytes of a SQL_ASCII database are taken as
+ * they are.
+ */
+char *
+idem_to_utf8(const char *str, int *len)
+{
+	int			encoding = GetDatabaseEncoding();
+	char	   *result;
+
+	if (encoding == PG_UTF8 || encoding == PG_SQL_ASCII || is_ascii(str, *len))
+		return unconstify(char *, str);
+	result = pg_server_to_any(str, *len, PG_UTF8);
+	if (result != str)
+		*len = strlen(result);
 	return result;
 }
 
+/* Appends the escape of a character that cannot stand for itself. */
 static void
-append_escape(StringInfo buf, unsigned char c)
+write_escape(StringInfo out, unsigned char c)
 {
-	static const char *const short_escapes[] = {
-		['\b'] = "\\b",['\t'] = "\\t",['\n'] = "\\n",['\f'] = "\\f",['\r'] = "\\r"
-	};
+	static const char short_escapes[] = "\bb\tt\nn\ff\rr\"\"\\\\";
+	const char *p;
 
-	if (c == '"')
-		appendStringInfoString(buf, "\\\"");
-	else if (c == '\\')
-		appendStringInfoString(buf, "\\\\");
-	else if (c < lengthof(short_escapes) && short_escapes[c] != NULL)
-		appendStringInfoString(buf, short_escapes[c]);
-	else
-		appendStringInfo(buf, "\\u%04x", c);
-}
-
-static void
-append_string(StringInfo buf, Utf8 string)
-{
-	const char *p = string.data;
-	const char *end = p + string.len;
-	const char *plain = p;		/* start of what needs no escape */
-
-	appendStringInfoChar(buf, '"');
-	for (; p < end; p++)
+	for (p = short_escapes; *p != '\0'; p += 2)
 	{
-		unsigned char c = (unsigned char) *p;
-
-		if (c >= 0x20 && c != '"' && c != '\\')
-			continue;
-		appendBinaryStringInfo(buf, plain, p - plain);
-		append_escape(buf, c);
-		plain = p + 1;
-	}
-	appendBinaryStringInfo(buf, plain, p - plain);
-	appendStringInfoChar(buf, '"');
-}
-
-/*
- * Place of a byte of UTF-8 in the order of UTF-16 code units: characters of
- * four bytes are surrogates there, which come before U+E000 to U+FFFF.
- */
-static int
-utf16_rank(unsigned char c)
-{
-	return c == 0xee || c == 0xef ? c + 0x10 : c;
-}
-
-static int
-compare_names(const void *a, const void *b)
-{
-	const Utf8 *x = &((const Member *) a)->name;
-	const Utf8 *y = &((const Member *) b)->name;
-	int			len = Min(x->len, y->len);
-
-	for (int i = 0; i < len; i++)
-	{
-		if (x->data[i] != y->data[i])
-			return utf16_rank((unsigned char) x->data[i]) - utf16_rank((unsigned char) y->data[i]);
-	}
-	return x->len - y->len;
-}
-
-/* ---- pointers ---- */
-
-static void
-bad_pointer(void)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-			 errmsg("element of \"ignore\" is not a JSON Pointer to a part of the request"),
-			 errhint("A pointer begins with \"/\"; \"~\" and \"/\" in a name are written \"~0\" and \"~1\".")));
-}
-
-static Utf8
-unescape_token(const char *data, int len)
-{
-	char	   *out = palloc(len + 1);
-	Utf8		token = {out, 0};
-
-	for (int i = 0; i < len; i++)
-	{
-		char		c = data[i];
-
-		if (c == '~')
+		if ((unsigned char) *p == c)
 		{
-			if (++i >= len || (data[i] != '0' && data[i] != '1'))
-				bad_pointer();
-			c = data[i] == '0' ? '~' : '/';
+			appendStringInfoCharMacro(out, '\\');
+			appendStringInfoCharMacro(out, p[1]);
+			return;
 		}
-		out[token.len++] = c;
 	}
-	return token;
+	appendStringInfo(out, "\\u%04x", c);
 }
 
-static JsonPointer *
-parse_pointer(text *value)
-{
-	Utf8		string = to_utf8(VARDATA_ANY(value), VARSIZE_ANY_EXHDR(value));
-	JsonPointer *pointer = (JsonPointer *) palloc(sizeof(JsonPointer));
-	const char *p = string.data;
-	const char *end = p + string.len;
-
-	if (string.len == 0 || *p != '/')
-		bad_pointer();
-	pointer->count = 0;
-	pointer->tokens = (Utf8 *) palloc(sizeof(Utf8) * string.len);
-	while (p < end)
-	{
-		const char *start = ++p;
-
-		while (p < end && *p != '/')
-			p++;
-		pointer->tokens[pointer->count++] = unescape_token(start, p - start);
-	}
-	return pointer;
-}
-
+/* Appends a JSON string of UTF-8 text. */
 static void
-parse_pointers(ArrayType *ignore, Place *place)
+write_string(StringInfo out, const char *str, int len)
 {
-	Datum	   *items;
-	bool	   *nulls;
+	const char *end = str + len;
+	const char *run = str;
 
-	memset(place, 0, sizeof(*place));
-	if (ignore == NULL)
-		return;
-	deconstruct_array(ignore, TEXTOID, -1, false, TYPALIGN_INT, &items, &nulls, &place->count);
-	place->pointers = (JsonPointer **) palloc(sizeof(JsonPointer *) * Max(place->count, 1));
-	for (int i = 0; i < place->count; i++)
+	appendStringInfoCharMacro(out, '"');
+	for (; str < end; str++)
 	{
-		if (nulls[i])
-			ereport(ERROR,
-					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-					 errmsg("element of \"ignore\" must not be null")));
-		place->pointers[i] = parse_pointer(DatumGetTextPP(items[i]));
+		unsigned char c = (unsigned char) *str;
+
+		if (likely(c >= ' ' && c != '"' && c != '\\'))
+			continue;
+		appendBinaryStringInfo(out, run, str - run);
+		write_escape(out, c);
+		run = str + 1;
+	}
+	appendBinaryStringInfo(out, run, end - run);
+	appendStringInfoCharMacro(out, '"');
+}
+
+/* Appends a JSON string of text in the server encoding. */
+static void
+write_server_string(StringInfo out, const char *str, int len)
+{
+	char	   *utf8 = idem_to_utf8(str, &len);
+
+	write_string(out, utf8, len);
+	if (utf8 != str)
+		pfree(utf8);
+}
+
+/*
+ * Appends a value, given its entry, the start of the data of the container it
+ * is in, and where in there it is.
+ */
+static void
+write_value(Writer *w, JEntry entry, char *data, uint32 offset, uint32 len,
+			IdemPointerRange ignore, int depth)
+{
+	if (JBE_ISSTRING(entry))
+		write_server_string(&w->out, data + offset, len);
+	else if (JBE_ISNUMERIC(entry))
+		idem_write_number(&w->out, (Numeric) (data + INTALIGN(offset)));
+	else if (JBE_ISCONTAINER(entry))
+		write_container(w, (JsonbContainer *) (data + INTALIGN(offset)), ignore, depth);
+	else if (JBE_ISBOOL_TRUE(entry))
+		appendBinaryStringInfo(&w->out, "true", 4);
+	else if (JBE_ISBOOL_FALSE(entry))
+		appendBinaryStringInfo(&w->out, "false", 5);
+	else if (JBE_ISNULL(entry))
+		appendBinaryStringInfo(&w->out, "null", 4);
+	else
+		elog(ERROR, "unexpected jsonb entry");
+}
+
+/* Does the step to an element of an array lead to one to leave out? */
+static bool
+step_to_element(const Writer *w, IdemPointerRange *range, int depth, uint32 index)
+{
+	char		token[12];
+	int			len;
+
+	if (range->lo >= range->hi)
+		return false;
+	len = snprintf(token, sizeof(token), "%u", index);
+	return idem_pointers_step(w->ignore, range, depth, token, len);
+}
+
+/* Appends the elements of an array, or the one scalar of a scalar document. */
+static void
+write_elements(Writer *w, JsonbContainer *array, IdemPointerRange ignore, int depth)
+{
+	uint32		count = JsonContainerSize(array);
+	char	   *data = (char *) &array->children[count];
+	bool		first = true;
+	uint32		offset = 0;
+	uint32		i;
+
+	for (i = 0; i < count; i++)
+	{
+		JEntry		entry = array->children[i];
+		uint32		start = offset;
+		IdemPointerRange below = ignore;
+
+		CHECK_FOR_INTERRUPTS();
+		JBE_ADVANCE_OFFSET(offset, entry);
+		if (step_to_element(w, &below, depth, i))
+			continue;
+		if (!first)
+			appendStringInfoCharMacro(&w->out, ',');
+		first = false;
+		write_value(w, entry, data, start, offset - start, below, depth + 1);
 	}
 }
 
 /*
- * Goes one token down.  True if that place is to be left out; else *below has
- * the pointers that go on from there.
+ * qsort: by UTF-16 code units.  UTF-8 sorts by code points; the orders differ
+ * only where characters beyond U+FFFF, which are surrogate pairs in UTF-16,
+ * meet U+E000 to U+FFFF.  The former begin with bytes from 0xF0, the latter
+ * with 0xEE or 0xEF, and no other byte of UTF-8 is as large.
  */
-static bool
-step_down(const Place *place, Utf8 name, Place *below)
+static int
+compare_members(const void *a, const void *b)
 {
-	below->count = 0;
-	below->depth = place->depth + 1;
-	if (place->count == 0)
-		return false;
-	below->pointers = (JsonPointer **) palloc(sizeof(JsonPointer *) * place->count);
-	for (int i = 0; i < place->count; i++)
-	{
-		JsonPointer *pointer = place->pointers[i];
-		Utf8		token = pointer->tokens[place->depth];
+	const Member *ma = (const Member *) a;
+	const Member *mb = (const Member *) b;
+	int			shorter = Min(ma->len, mb->len);
+	int			i;
 
-		if (token.len != name.len || memcmp(token.data, name.data, name.len) != 0)
+	for (i = 0; i < shorter; i++)
+	{
+		unsigned char ca = (unsigned char) ma->name[i];
+		unsigned char cb = (unsigned char) mb->name[i];
+
+		if (ca == cb)
 			continue;
-		if (pointer->count == below->depth)
-			return true;
-		below->pointers[below->count++] = pointer;
+		if (ca >= 0xEE && cb >= 0xEE && (ca >= 0xF0) != (cb >= 0xF0))
+			return ca >= 0xF0 ? -1 : 1;
+		return ca < cb ? -1 : 1;
 	}
-	return false;
+	return (ma->len > mb->len) - (ma->len < mb->len);
 }
 
-/* ---- values ---- */
-
+/* Makes room for more members on the stack. */
 static void
-append_value(StringInfo buf, JsonbValue *value, const Place *place)
+reserve_members(Writer *w, Size count)
 {
-	switch (value->type)
-	{
-		case jbvNull:
-			appendStringInfoString(buf, "null");
-			break;
-		case jbvBool:
-			appendStringInfoString(buf, value->val.boolean ? "true" : "false");
-			break;
-		case jbvNumeric:
-			{
-				char	   *text = DatumGetCString(DirectFunctionCall1(numeric_out,
-																	   NumericGetDatum(value->val.numeric)));
+	Size		wanted = w->nmembers + count;
 
-				idem_append_number(buf, text);
-				pfree(text);
-				break;
-			}
-		case jbvString:
-			append_string(buf, to_utf8(value->val.string.val, value->val.string.len));
-			break;
-		case jbvBinary:
-			append_container(buf, value->val.binary.data, place);
-			break;
-		default:
-			elog(ERROR, "unexpected type of jsonb value: %d", (int) value->type);
-	}
+	if (wanted <= w->capacity)
+		return;
+	wanted = Max(wanted, Max(w->capacity * 2, 32));
+	if (w->members == NULL)
+		w->members = (Member *) MemoryContextAllocHuge(CurrentMemoryContext,
+													   wanted * sizeof(Member));
+	else
+		w->members = (Member *) repalloc_huge(w->members, wanted * sizeof(Member));
+	w->capacity = wanted;
 }
 
-/* The members of an object, sorted. */
-static Member *
-sorted_members(JsonbContainer *container, int count)
-{
-	Member	   *members = (Member *) palloc(sizeof(Member) * Max(count, 1));
-	JsonbIterator *it = JsonbIteratorInit(container);
-	JsonbValue	name;
-	int			n = 0;
-
-	(void) JsonbIteratorNext(&it, &name, true);
-	while (JsonbIteratorNext(&it, &name, true) == WJB_KEY)
-	{
-		members[n].name = to_utf8(name.val.string.val, name.val.string.len);
-		(void) JsonbIteratorNext(&it, &members[n].value, true);
-		n++;
-	}
-	qsort(members, n, sizeof(Member), compare_names);
-	return members;
-}
-
+/* Puts the members of an object, without those to ignore, on the stack, sorted. */
 static void
-append_object(StringInfo buf, JsonbContainer *container, const Place *place)
+push_members(Writer *w, JsonbContainer *object, IdemPointerRange ignore, int depth)
 {
-	int			count = JsonContainerSize(container);
-	Member	   *members = sorted_members(container, count);
-	bool		first = true;
+	uint32		count = JsonContainerSize(object);
+	JEntry	   *names = object->children;
+	JEntry	   *values = names + count;
+	char	   *data = (char *) (values + count);
+	Size		base = w->nmembers;
+	uint32		name_offset = 0;
+	uint32		value_offset;
+	uint32		i;
 
-	appendStringInfoChar(buf, '{');
-	for (int i = 0; i < count; i++)
+	reserve_members(w, count);
+	value_offset = count > 0 ? getJsonbOffset(object, count) : 0;
+	for (i = 0; i < count; i++)
 	{
-		Place		below;
+		Member	   *member = &w->members[w->nmembers];
+		char	   *name = data + name_offset;
+		uint32		start = name_offset;
 
-		if (step_down(place, members[i].name, &below))
+		CHECK_FOR_INTERRUPTS();
+		member->entry = values[i];
+		member->offset = value_offset;
+		member->ignore = ignore;
+		JBE_ADVANCE_OFFSET(name_offset, names[i]);
+		JBE_ADVANCE_OFFSET(value_offset, values[i]);
+		member->value_len = value_offset - member->offset;
+		member->len = name_offset - start;
+		if (idem_pointers_step(w->ignore, &member->ignore, depth, name, member->len))
 			continue;
-		if (!first)
-			appendStringInfoChar(buf, ',');
-		first = false;
-		append_string(buf, members[i].name);
-		appendStringInfoChar(buf, ':');
-		append_value(buf, &members[i].value, &below);
+		member->name = idem_to_utf8(name, &member->len);
+		member->converted = (member->name != name);
+		w->nmembers++;
 	}
-	appendStringInfoChar(buf, '}');
-	pfree(members);
+	qsort(w->members + base, w->nmembers - base, sizeof(Member), compare_members);
 }
 
+/* Appends the members of an object. */
 static void
-append_array(StringInfo buf, JsonbContainer *container, const Place *place)
+write_members(Writer *w, JsonbContainer *object, IdemPointerRange ignore, int depth)
 {
-	JsonbIterator *it = JsonbIteratorInit(container);
-	JsonbValue	value;
-	bool		first = true;
+	char	   *data = (char *) &object->children[2 * JsonContainerSize(object)];
+	Size		base = w->nmembers;
+	Size		end;
+	Size		i;
 
-	appendStringInfoChar(buf, '[');
-	(void) JsonbIteratorNext(&it, &value, true);
-	for (int i = 0; JsonbIteratorNext(&it, &value, true) == WJB_ELEM; i++)
+	push_members(w, object, ignore, depth);
+	end = w->nmembers;
+	for (i = base; i < end; i++)
 	{
-		char		index[16];
-		Utf8		name = {index, 0};
-		Place		below;
+		Member		member = w->members[i];
 
-		if (place->count > 0)
-			name.len = snprintf(index, sizeof(index), "%d", i);
-		if (step_down(place, name, &below))
-			continue;
-		if (!first)
-			appendStringInfoChar(buf, ',');
-		first = false;
-		append_value(buf, &value, &below);
+		CHECK_FOR_INTERRUPTS();
+		if (i > base)
+			appendStringInfoCharMacro(&w->out, ',');
+		write_string(&w->out, member.name, member.len);
+		appendStringInfoCharMacro(&w->out, ':');
+		write_value(w, member.entry, data, member.offset, member.value_len,
+					member.ignore, depth + 1);
+		if (member.converted)
+			pfree(unconstify(char *, member.name));
 	}
-	appendStringInfoChar(buf, ']');
+	w->nmembers = base;
 }
 
+/* Appends an array or an object.  Raises 54001 if it is nested too deep. */
 static void
-append_container(StringInfo buf, JsonbContainer *container, const Place *place)
+write_container(Writer *w, JsonbContainer *container, IdemPointerRange ignore, int depth)
 {
 	check_stack_depth();
-	CHECK_FOR_INTERRUPTS();
-	if (JsonContainerIsObject(container))
-		append_object(buf, container, place);
+	if (JsonContainerIsScalar(container))
+		write_elements(w, container, ignore, depth);
+	else if (JsonContainerIsArray(container))
+	{
+		appendStringInfoCharMacro(&w->out, '[');
+		write_elements(w, container, ignore, depth);
+		appendStringInfoCharMacro(&w->out, ']');
+	}
 	else
-		append_array(buf, container, place);
+	{
+		appendStringInfoCharMacro(&w->out, '{');
+		write_members(w, container, ignore, depth);
+		appendStringInfoCharMacro(&w->out, '}');
+	}
 }
 
 /*
- * Canonical text in UTF-8, NUL-terminated, in the current memory context; *len
- * is its length.  Raises 22023 and 22004 for a bad ignore list, 54001 for
- * nesting beyond max_stack_depth.
+ * Canonical text in UTF-8, palloc'd and terminated by a zero byte; *len in
+ * bytes.  Leaves out what "ignore", which may be NULL, points at.  Raises what
+ * idem_pointers_compile() raises, 54001, and 54000 for a text over 1 GB.
  */
 char *
 idem_canonical_utf8(Jsonb *request, ArrayType *ignore, int *len)
 {
-	StringInfoData buf;
-	JsonbValue	scalar;
-	Place		root;
+	Writer		w;
+	IdemPointerRange all;
 
-	parse_pointers(ignore, &root);
-	initStringInfo(&buf);
-	if (JB_ROOT_IS_SCALAR(request) && JsonbExtractScalar(&request->root, &scalar))
-		append_value(&buf, &scalar, &root);
-	else
-		append_container(&buf, &request->root, &root);
-	*len = buf.len;
-	return buf.data;
+	memset(&w, 0, sizeof(w));
+	w.ignore = idem_pointers_compile(ignore, &all);
+	initStringInfo(&w.out);
+	/* nothing can point into a scalar */
+	if (JB_ROOT_IS_SCALAR(request))
+		all.lo = all.hi = 0;
+	write_container(&w, &request->root, all, 0);
+	if (w.members != NULL)
+		pfree(w.members);
+	*len = w.out.len;
+	return w.out.data;
 }

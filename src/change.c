@@ -46,7 +46,7 @@ write_change(IdemStore *st, IdemProbe *probe, IdemChange change, IdemRecord *nex
 /* One change in the making. */
 typedef struct Job
 {
-	IdemStore	st;
+	IdemStore  *st;
 	const text *key;
 	const pg_uuid_t *token;		/* NULL = any record of any role */
 	IdemApply	apply;
@@ -80,7 +80,7 @@ change_locked(Job *job)
 	IdemRecord	next;
 	IdemChange	change;
 
-	idem_store_probe(&job->st, job->key, job->probe);
+	idem_store_probe(job->st, job->key, job->probe);
 	if (job->token != NULL && job->probe->presence != IDEM_ABSENT)
 		idem_check_owner(job->probe->rec.owner);
 	if (job->probe->presence == IDEM_IN_DOUBT)
@@ -88,19 +88,18 @@ change_locked(Job *job)
 	if (!fits(job))
 		return ROUND_NOT_OURS;
 	next = job->probe->rec;
-	change = job->apply(&next, idem_policy_get(job->st.cat, next.operation), idem_now(), job->arg);
-	if (write_change(&job->st, job->probe, change, &next) == IDEM_ROW_BUSY)
+	change = job->apply(&next, idem_policy_get(job->st->cat, next.operation), idem_now(), job->arg);
+	if (write_change(job->st, job->probe, change, &next) == IDEM_ROW_BUSY)
 		return ROUND_WAIT_ROW;
 	return ROUND_DONE;
 }
 
 /* Rounds until the change is made or is not to be made. */
 static bool
-change(const IdemCatalog *cat, Job *job)
+change(Job *job)
 {
 	RoundEnd	end;
 
-	idem_store_open(&job->st, cat);
 	for (;;)
 	{
 		CHECK_FOR_INTERRUPTS();
@@ -108,46 +107,45 @@ change(const IdemCatalog *cat, Job *job)
 		end = change_locked(job);
 		idem_keylock_release(job->key);
 		if (end == ROUND_WAIT_XACT)
-			idem_store_wait_xact(&job->st, job->probe);
+			idem_store_wait_xact(job->st, job->probe);
 		else if (end == ROUND_WAIT_ROW)
-			idem_store_wait_row(&job->st, job->probe);
+			idem_store_wait_row(job->st, job->probe);
 		else
 			break;
 	}
-	idem_store_close(&job->st);
+	idem_store_settle(job->st);
 	return end == ROUND_DONE;
 }
 
 bool
-idem_change_held(const IdemCatalog *cat, const text *key, const pg_uuid_t *token,
+idem_change_held(IdemStore *st, const text *key, const pg_uuid_t *token,
 				 IdemApply apply, void *arg, IdemProbe *probe)
 {
-	Job			job = {.key = key, .token = token, .apply = apply, .arg = arg, .probe = probe};
+	Job			job = {.st = st, .key = key, .token = token, .apply = apply, .arg = arg, .probe = probe};
 
-	return change(cat, &job);
+	return change(&job);
 }
 
 bool
-idem_change_any(const IdemCatalog *cat, const text *key, IdemApply apply, void *arg, IdemProbe *probe)
+idem_change_any(IdemStore *st, const text *key, IdemApply apply, void *arg, IdemProbe *probe)
 {
-	Job			job = {.key = key, .apply = apply, .arg = arg, .probe = probe};
+	Job			job = {.st = st, .key = key, .apply = apply, .arg = arg, .probe = probe};
 
-	return change(cat, &job);
+	return change(&job);
 }
 
 bool
-idem_change_now(const IdemCatalog *cat, const text *key, IdemApply apply, void *arg)
+idem_change_now(IdemStore *st, const text *key, IdemApply apply, void *arg)
 {
 	IdemProbe	probe;
-	Job			job = {.key = key, .apply = apply, .arg = arg, .probe = &probe};
+	Job			job = {.st = st, .key = key, .apply = apply, .arg = arg, .probe = &probe};
 	RoundEnd	end = ROUND_WAIT_XACT;
 
-	idem_store_open(&job.st, cat);
 	if (idem_keylock_try(key) == IDEM_KEY_LOCKED)
 	{
 		end = change_locked(&job);
 		idem_keylock_release(key);
 	}
-	idem_store_close(&job.st);
+	idem_store_settle(st);
 	return end == ROUND_DONE;
 }

@@ -32,17 +32,17 @@ typedef IdemChange (*IdemApply) (IdemRecord *rec, const IdemPolicy *policy, Time
  * Returns true if the change was made; else *probe tells what is there instead.
  * Raises 42501 for a record of another role.
  */
-extern bool idem_change_held(const IdemCatalog *cat, const text *key, const pg_uuid_t *token,
+extern bool idem_change_held(IdemStore *st, const text *key, const pg_uuid_t *token,
 							 IdemApply apply, void *arg, IdemProbe *probe);
 
 /* The operators' changes: any record of any role.  False if there is none. */
-extern bool idem_change_any(const IdemCatalog *cat, const text *key,
+extern bool idem_change_any(IdemStore *st, const text *key,
 							IdemApply apply, void *arg, IdemProbe *probe);
 
 /*
  * The reaper's changes: any record, but never waits.  False if there is none
  * or if something stands in the way.
  */
-extern bool idem_change_now(const IdemCatalog *cat, const text *key, IdemApply apply, void *arg);
+extern bool idem_change_now(IdemStore *st, const text *key, IdemApply apply, void *arg);
 
 #endif							/* IDEM_CHANGE_H */

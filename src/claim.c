@@ -386,11 +386,10 @@ remember_site(const IdemClaimArgs *args, const IdemAnswer *answer)
 }
 
 /*
- * A round with the store open.  *locked is what is held of the key lock, before
- * and after.
+ * The protocol.  *locked is what is held of the key lock, before and after.
  */
 static void
-claim_round(IdemStore *st, const IdemClaimArgs *args, IdemAnswer *answer, IdemKeyLock *locked)
+claim_by_protocol(IdemStore *st, const IdemClaimArgs *args, IdemAnswer *answer, IdemKeyLock *locked)
 {
 	IdemProbe	probe;
 
@@ -410,36 +409,44 @@ claim_round(IdemStore *st, const IdemClaimArgs *args, IdemAnswer *answer, IdemKe
 
 /* A replay from the current slice, the common duplicate, at the cost of one probe. */
 bool
-idem_replay_at_once(const IdemCatalog *cat, const IdemClaimArgs *args, IdemAnswer *answer)
+idem_replay_at_once(IdemStore *st, const IdemClaimArgs *args, IdemAnswer *answer)
 {
-	IdemStore	none = {.cat = cat};
 	IdemProbe	probe;
 
-	if (!idem_store_probe_current(cat, args->key, &probe))
+	if (!idem_store_probe_current(st, args->key, &probe))
 		return false;
-	act(&none, args, &probe, answer);
+	act(st, args, &probe, answer);
 	return true;
 }
 
-/* One round of the protocol.  Holds nothing but what it wrote when it returns. */
+/* One round with the store open.  Holds no key lock when it returns. */
+void
+idem_claim_with(IdemStore *st, const IdemClaimArgs *args, IdemAnswer *answer)
+{
+	IdemKeyLock locked;
+
+	if (!args->likely_new && idem_replay_at_once(st, args, answer))
+		return;
+	locked = idem_keylock_try(args->key);
+	if (locked == IDEM_KEY_OURS)
+		answer_guarded(st->cat, args, answer);
+	else
+		claim_by_protocol(st, args, answer, &locked);
+	if (locked == IDEM_KEY_LOCKED)
+		idem_keylock_release(args->key);
+	idem_store_settle(st);
+	remember_site(args, answer);
+}
+
+/* One round.  Holds nothing but what it wrote when it returns. */
 void
 idem_claim_round(const IdemCatalog *cat, const IdemClaimArgs *args, IdemAnswer *answer)
 {
 	IdemStore	st;
-	IdemKeyLock locked;
 
-	if (!args->likely_new && idem_replay_at_once(cat, args, answer))
-		return;
 	idem_store_open(&st, cat);
-	locked = idem_keylock_try(args->key);
-	if (locked == IDEM_KEY_OURS)
-		answer_guarded(cat, args, answer);
-	else
-		claim_round(&st, args, answer, &locked);
-	if (locked == IDEM_KEY_LOCKED)
-		idem_keylock_release(args->key);
+	idem_claim_with(&st, args, answer);
 	idem_store_close(&st);
-	remember_site(args, answer);
 }
 
 /*

@@ -57,7 +57,8 @@ typedef struct IdemAnswer
 #define IDEM_ANSWER_COLUMNS	11
 
 extern void idem_claim_args_key(IdemClaimArgs *args, text *key, text *named);
-extern bool idem_replay_at_once(const IdemCatalog *cat, const IdemClaimArgs *args, IdemAnswer *answer);
+extern bool idem_replay_at_once(IdemStore *st, const IdemClaimArgs *args, IdemAnswer *answer);
+extern void idem_claim_with(IdemStore *st, const IdemClaimArgs *args, IdemAnswer *answer);
 extern void idem_claim_round(const IdemCatalog *cat, const IdemClaimArgs *args, IdemAnswer *answer);
 extern bool idem_answered_by_probe(const IdemProbe *probe);
 extern void idem_claim_waiting(Oid function, const IdemClaimArgs *args, int64 wait, IdemAnswer *answer);

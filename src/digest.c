@@ -1,14 +1,15 @@
 /*-------------------------------------------------------------------------
  *
  * digest.c
- *	  Digests of requests.
+ *	  Digests of requests, and the SQL functions over the canonical text.
  *
- *	first byte	rest
- *	0x01		SHA-256 of the canonical text in UTF-8
- *	0x81		HMAC-SHA-256 of it, by pgcrypto, under a secret of the caller
+ * A digest begins with a byte that tells how it was made (DESIGN.md section 6):
  *
- * The first byte is stored with every record, so that a later version can check
- * what an earlier one wrote.
+ *	  0x01	SHA-256 of the canonical text in UTF-8
+ *	  0x81	HMAC-SHA-256 of the same, with a secret of the caller
+ *
+ * SHA-256 is the server's own; the HMAC is that of pgcrypto, found in the
+ * schema that extension is in, never through search_path.  Owns no data.
  *
  *-------------------------------------------------------------------------
  */
@@ -29,77 +30,118 @@
 #include "utils/rel.h"
 #include "utils/syscache.h"
 
+#include "canonical.h"
 #include "idempotency.h"
 
-#define DIGEST_KEYED_V1		0x81
+#define DIGEST_V1_KEYED		0x81
+#define DIGEST_BYTES		(1 + IDEM_SHA256_BYTES)
 
-/* ---- arguments ---- */
+StaticAssertDecl(IDEM_SHA256_BYTES == PG_SHA256_DIGEST_LENGTH,
+				 "length of SHA-256");
 
+/*
+ * SHA-256 of some bytes into IDEM_SHA256_BYTES bytes at "result".  The server
+ * frees the hash context if an error is raised in between.
+ */
+void
+idem_sha256(const void *data, Size len, uint8 *result)
+{
+	pg_cryptohash_ctx *ctx = pg_cryptohash_create(PG_SHA256);
+
+	if (ctx == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_OUT_OF_MEMORY),
+				 errmsg("out of memory")));
+	if (pg_cryptohash_init(ctx) < 0 ||
+		pg_cryptohash_update(ctx, (const uint8 *) data, len) < 0 ||
+		pg_cryptohash_final(ctx, result, IDEM_SHA256_BYTES) < 0)
+	{
+		const char *reason = pg_cryptohash_error(ctx);
+
+		pg_cryptohash_free(ctx);
+		ereport(ERROR,
+				(errcode(ERRCODE_INTERNAL_ERROR),
+				 errmsg("could not compute SHA-256: %s", reason)));
+	}
+	pg_cryptohash_free(ctx);
+}
+
+/* A digest to be filled in: the version byte and IDEM_SHA256_BYTES bytes. */
+static bytea *
+new_digest(uint8 version)
+{
+	bytea	   *digest = (bytea *) palloc(VARHDRSZ + DIGEST_BYTES);
+
+	SET_VARSIZE(digest, VARHDRSZ + DIGEST_BYTES);
+	VARDATA(digest)[0] = (char) version;
+	return digest;
+}
+
+/*
+ * Digest version 1 of a request, palloc'd, without what "ignore" points at;
+ * "ignore" may be NULL.  Raises what idem_canonical_utf8() raises.
+ */
+bytea *
+idem_request_digest(Jsonb *request, ArrayType *ignore)
+{
+	bytea	   *digest = new_digest(IDEM_DIGEST_V1);
+	int			len;
+	char	   *canonical = idem_canonical_utf8(request, ignore, &len);
+
+	idem_sha256(canonical, len, (uint8 *) VARDATA(digest) + 1);
+	pfree(canonical);
+	return digest;
+}
+
+/* The first argument of all three functions.  22004 for NULL. */
 static Jsonb *
 request_arg(FunctionCallInfo fcinfo)
 {
 	if (PG_ARGISNULL(0))
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("request must not be null")));
+				 errmsg("request must not be null"),
+				 errhint("A request that is the JSON value null is given as 'null'::jsonb.")));
 	return PG_GETARG_JSONB_P(0);
 }
 
+/* The list of JSON Pointers; NULL is an empty one. */
 static ArrayType *
-ignore_arg(FunctionCallInfo fcinfo, int n)
+ignore_arg(FunctionCallInfo fcinfo, int i)
 {
-	return PG_ARGISNULL(n) ? NULL : PG_GETARG_ARRAYTYPE_P(n);
+	return PG_ARGISNULL(i) ? NULL : PG_GETARG_ARRAYTYPE_P(i);
 }
 
-/* ---- canonical text ---- */
-
-/*
- * idem_canonical(request, ignore)
- */
 PG_FUNCTION_INFO_V1(idem_canonical);
 Datum
 idem_canonical(PG_FUNCTION_ARGS)
 {
+	Jsonb	   *request = request_arg(fcinfo);
 	int			len;
-	char	   *utf8 = idem_canonical_utf8(request_arg(fcinfo), ignore_arg(fcinfo, 1), &len);
+	char	   *canonical = idem_canonical_utf8(request, ignore_arg(fcinfo, 1), &len);
 
-	PG_RETURN_TEXT_P(cstring_to_text(pg_any_to_server(utf8, len, PG_UTF8)));
+	/* SQL_ASCII: the bytes came unconverted and go unconverted */
+	if (GetDatabaseEncoding() != PG_SQL_ASCII)
+	{
+		char	   *converted = pg_any_to_server(canonical, len, PG_UTF8);
+
+		if (converted != canonical)
+			len = strlen(converted);
+		canonical = converted;
+	}
+	PG_RETURN_TEXT_P(cstring_to_text_with_len(canonical, len));
 }
 
-/* ---- plain digest ---- */
-
-/* Version 1, in the current memory context. */
-bytea *
-idem_request_digest(Jsonb *request, ArrayType *ignore)
-{
-	int			len;
-	char	   *utf8 = idem_canonical_utf8(request, ignore, &len);
-	bytea	   *digest = (bytea *) palloc(VARHDRSZ + 1 + PG_SHA256_DIGEST_LENGTH);
-	pg_cryptohash_ctx *hash = pg_cryptohash_create(PG_SHA256);
-
-	SET_VARSIZE(digest, VARHDRSZ + 1 + PG_SHA256_DIGEST_LENGTH);
-	VARDATA(digest)[0] = IDEM_DIGEST_V1;
-	if (pg_cryptohash_init(hash) < 0 ||
-		pg_cryptohash_update(hash, (const uint8 *) utf8, len) < 0 ||
-		pg_cryptohash_final(hash, (uint8 *) VARDATA(digest) + 1, PG_SHA256_DIGEST_LENGTH) < 0)
-		elog(ERROR, "could not compute SHA-256: %s", pg_cryptohash_error(hash));
-	pg_cryptohash_free(hash);
-	pfree(utf8);
-	return digest;
-}
-
-/*
- * idem_digest(request, ignore)
- */
 PG_FUNCTION_INFO_V1(idem_digest);
 Datum
 idem_digest(PG_FUNCTION_ARGS)
 {
-	PG_RETURN_BYTEA_P(idem_request_digest(request_arg(fcinfo), ignore_arg(fcinfo, 1)));
+	Jsonb	   *request = request_arg(fcinfo);
+
+	PG_RETURN_BYTEA_P(idem_request_digest(request, ignore_arg(fcinfo, 1)));
 }
 
-/* ---- keyed digest ---- */
-
+/* Schema of an extension; InvalidOid if there is no such extension. */
 static Oid
 extension_schema(Oid extension)
 {
@@ -109,7 +151,8 @@ extension_schema(Oid extension)
 	HeapTuple	tuple;
 	Oid			schema = InvalidOid;
 
-	ScanKeyInit(&key, Anum_pg_extension_oid, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(extension));
+	ScanKeyInit(&key, Anum_pg_extension_oid, BTEqualStrategyNumber, F_OIDEQ,
+				ObjectIdGetDatum(extension));
 	scan = systable_beginscan(rel, ExtensionOidIndexId, true, NULL, 1, &key);
 	tuple = systable_getnext(scan);
 	if (HeapTupleIsValid(tuple))
@@ -119,24 +162,27 @@ extension_schema(Oid extension)
 	return schema;
 }
 
-/* pgcrypto's hmac(bytea, bytea, text), found in its own schema. */
+/* OID of pgcrypto's hmac(bytea, bytea, text).  Raises 42704 or 42883 if it is missing. */
 static Oid
 hmac_function(void)
 {
-	Oid			types[] = {BYTEAOID, BYTEAOID, TEXTOID};
+	Oid			types[3] = {BYTEAOID, BYTEAOID, TEXTOID};
 	Oid			schema = extension_schema(get_extension_oid("pgcrypto", false));
+	oidvector  *arguments = buildoidvector(types, lengthof(types));
 	Oid			function = GetSysCacheOid3(PROCNAMEARGSNSP, Anum_pg_proc_oid,
 										   CStringGetDatum("hmac"),
-										   PointerGetDatum(buildoidvector(types, 3)),
+										   PointerGetDatum(arguments),
 										   ObjectIdGetDatum(schema));
 
 	if (!OidIsValid(function))
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_FUNCTION),
-				 errmsg("function \"hmac\" of extension \"pgcrypto\" does not exist")));
+				 errmsg("extension \"%s\" has no function \"%s\"",
+						"pgcrypto", "hmac(bytea, bytea, text)")));
 	return function;
 }
 
+/* The second argument of idem_keyed_digest().  22004 for NULL, 22023 for an empty one. */
 static bytea *
 secret_arg(FunctionCallInfo fcinfo)
 {
@@ -145,36 +191,32 @@ secret_arg(FunctionCallInfo fcinfo)
 	if (PG_ARGISNULL(1))
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("secret must not be null")));
-	secret = PG_GETARG_BYTEA_P(1);
+				 errmsg("\"secret\" must not be null")));
+	secret = PG_GETARG_BYTEA_PP(1);
 	if (VARSIZE_ANY_EXHDR(secret) == 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("secret must not be empty")));
+				 errmsg("\"secret\" must not be empty")));
 	return secret;
 }
 
-/*
- * idem_keyed_digest(request, secret, ignore)
- */
 PG_FUNCTION_INFO_V1(idem_keyed_digest);
 Datum
 idem_keyed_digest(PG_FUNCTION_ARGS)
 {
 	Jsonb	   *request = request_arg(fcinfo);
 	bytea	   *secret = secret_arg(fcinfo);
+	bytea	   *digest = new_digest(DIGEST_V1_KEYED);
 	int			len;
-	char	   *utf8 = idem_canonical_utf8(request, ignore_arg(fcinfo, 2), &len);
-	bytea	   *mac;
-	bytea	   *digest;
+	char	   *canonical = idem_canonical_utf8(request, ignore_arg(fcinfo, 2), &len);
+	bytea	   *hmac;
 
-	mac = DatumGetByteaPP(OidFunctionCall3(hmac_function(),
-										   PointerGetDatum(cstring_to_text_with_len(utf8, len)),
-										   PointerGetDatum(secret),
-										   CStringGetTextDatum("sha256")));
-	digest = (bytea *) palloc(VARHDRSZ + 1 + VARSIZE_ANY_EXHDR(mac));
-	SET_VARSIZE(digest, VARHDRSZ + 1 + VARSIZE_ANY_EXHDR(mac));
-	VARDATA(digest)[0] = (char) DIGEST_KEYED_V1;
-	memcpy(VARDATA(digest) + 1, VARDATA_ANY(mac), VARSIZE_ANY_EXHDR(mac));
+	hmac = DatumGetByteaPP(OidFunctionCall3(hmac_function(),
+											PointerGetDatum(cstring_to_text_with_len(canonical, len)),
+											PointerGetDatum(secret),
+											CStringGetTextDatum("sha256")));
+	if (VARSIZE_ANY_EXHDR(hmac) != IDEM_SHA256_BYTES)
+		elog(ERROR, "unexpected length of HMAC-SHA-256");
+	memcpy(VARDATA(digest) + 1, VARDATA_ANY(hmac), IDEM_SHA256_BYTES);
 	PG_RETURN_BYTEA_P(digest);
 }

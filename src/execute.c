@@ -323,21 +323,26 @@ static void
 execute_claimed(Oid function, Handler *handler, const IdemClaimArgs *args, IdemAnswer *answer)
 {
 	pg_uuid_t	token = answer->token;
+	IdemStore	st;
 	Run			run = {.handler = handler, .args = args, .attempt = answer->attempts};
 	IdemFailure failure;
 	ErrorData  *error;
 
 	run.policy = idem_policy_get(idem_catalog(function), args->operation);
 	error = run_handler(&run);
+	idem_store_open(&st, idem_catalog(function));
 	if (error == NULL)
 	{
-		(void) idem_complete_held(idem_catalog(function), args->key, &token, run.result, NULL);
+		(void) idem_complete_held(&st, args->key, &token, run.result, NULL);
 		answer_executed(answer, run.attempt, run.result);
-		return;
 	}
-	failure_of(error, run.policy, &failure);
-	idem_fail_held(idem_catalog(function), args->key, &token, &failure);
-	answer_failure(answer, &failure.after);
+	else
+	{
+		failure_of(error, run.policy, &failure);
+		idem_fail_held(&st, args->key, &token, &failure);
+		answer_failure(answer, &failure.after);
+	}
+	idem_store_close(&st);
 }
 
 /* ---- the short way: the guard is the claim ---- */
@@ -399,6 +404,18 @@ is_new(const IdemCatalog *cat, text *key)
 	return true;
 }
 
+static bool
+replayed(const IdemCatalog *cat, const IdemClaimArgs *args, IdemAnswer *answer)
+{
+	IdemStore	st;
+	bool		found;
+
+	idem_store_open(&st, cat);
+	found = idem_replay_at_once(&st, args, answer);
+	idem_store_close(&st);
+	return found;
+}
+
 /* Executes a key that has no record; false if that is not the case. */
 static bool
 try_guarded(Oid function, Handler *handler, const IdemClaimArgs *args, IdemAnswer *answer)
@@ -439,7 +456,7 @@ idem_execute(PG_FUNCTION_ARGS)
 	if (!PG_ARGISNULL(4))
 		wait = idem_interval_us(PG_GETARG_INTERVAL_P(4), "wait", 0, IDEM_MAX_LEASE_US);
 
-	if (!idem_replay_at_once(idem_catalog(function), &args, &answer) &&
+	if (!replayed(idem_catalog(function), &args, &answer) &&
 		!try_guarded(function, &handler, &args, &answer))
 	{
 		idem_claim_waiting(function, &args, wait, &answer);

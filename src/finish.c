@@ -36,6 +36,20 @@
 
 #define MAX_RETRY_AFTER_US	(INT64CONST(3660) * USECS_PER_DAY)
 
+/* One change of the holder in a store of its own. */
+static bool
+change_held(FunctionCallInfo fcinfo, const text *key, const pg_uuid_t *token,
+			IdemApply apply, void *arg, IdemProbe *probe)
+{
+	IdemStore	st;
+	bool		changed;
+
+	idem_store_open(&st, idem_catalog(fcinfo->flinfo->fn_oid));
+	changed = idem_change_held(&st, key, token, apply, arg, probe);
+	idem_store_close(&st);
+	return changed;
+}
+
 /* For calls whose token must hold the key: raises ID002 or ID001. */
 static void
 refuse(const IdemProbe *probe)
@@ -114,13 +128,13 @@ completed_before(const IdemProbe *probe, const pg_uuid_t *token, const CompleteA
  * before; raises ID001, ID002, 54000.
  */
 bool
-idem_complete_held(const IdemCatalog *cat, text *key, const pg_uuid_t *token,
+idem_complete_held(IdemStore *st, text *key, const pg_uuid_t *token,
 				   struct varlena *json, struct varlena *body)
 {
 	CompleteArgs args = {json, body};
 	IdemProbe	probe;
 
-	if (idem_change_held(cat, key, token, apply_complete, &args, &probe))
+	if (idem_change_held(st, key, token, apply_complete, &args, &probe))
 		return true;
 	if (!completed_before(&probe, token, &args))
 		refuse(&probe);
@@ -138,13 +152,18 @@ idem_complete(PG_FUNCTION_ARGS)
 	pg_uuid_t  *token;
 	struct varlena *json;
 	struct varlena *body;
+	IdemStore	st;
+	bool		now;
 
 	idem_write_prologue("idem_complete()");
 	key = idem_key_arg(fcinfo);
 	token = idem_token_arg(fcinfo);
 	json = PG_ARGISNULL(2) ? NULL : PG_GETARG_VARLENA_P(2);
 	body = PG_ARGISNULL(3) ? NULL : PG_GETARG_VARLENA_P(3);
-	PG_RETURN_BOOL(idem_complete_held(idem_catalog(fcinfo->flinfo->fn_oid), key, token, json, body));
+	idem_store_open(&st, idem_catalog(fcinfo->flinfo->fn_oid));
+	now = idem_complete_held(&st, key, token, json, body);
+	idem_store_close(&st);
+	PG_RETURN_BOOL(now);
 }
 
 /* ---- fail ---- */
@@ -245,11 +264,11 @@ read_failure(FunctionCallInfo fcinfo, IdemFailure *args)
 
 /* Ends the held attempt with the failure; raises ID001, ID002. */
 void
-idem_fail_held(const IdemCatalog *cat, text *key, const pg_uuid_t *token, IdemFailure *failure)
+idem_fail_held(IdemStore *st, text *key, const pg_uuid_t *token, IdemFailure *failure)
 {
 	IdemProbe	probe;
 
-	if (!idem_change_held(cat, key, token, idem_apply_failure, failure, &probe))
+	if (!idem_change_held(st, key, token, idem_apply_failure, failure, &probe))
 		refuse(&probe);
 	if (failure->notify)
 		idem_notify(failure->event, &failure->after);
@@ -265,6 +284,7 @@ idem_fail(PG_FUNCTION_ARGS)
 	text	   *key;
 	pg_uuid_t  *token;
 	IdemFailure args;
+	IdemStore	st;
 	Datum		values[3];
 	bool		nulls[3] = {false, false, false};
 
@@ -273,7 +293,9 @@ idem_fail(PG_FUNCTION_ARGS)
 	token = idem_token_arg(fcinfo);
 	read_failure(fcinfo, &args);
 
-	idem_fail_held(idem_catalog(fcinfo->flinfo->fn_oid), key, token, &args);
+	idem_store_open(&st, idem_catalog(fcinfo->flinfo->fn_oid));
+	idem_fail_held(&st, key, token, &args);
+	idem_store_close(&st);
 	values[0] = CStringGetTextDatum(idem_status_name(args.after.status));
 	values[1] = Int32GetDatum(args.after.attempts);
 	values[2] = TimestampTzGetDatum(args.after.retry_at);
@@ -327,7 +349,7 @@ idem_renew(PG_FUNCTION_ARGS)
 	if (!PG_ARGISNULL(2))
 		args.lease = idem_interval_us(PG_GETARG_INTERVAL_P(2), "lease", 1, IDEM_MAX_LEASE_US);
 
-	if (!idem_change_held(idem_catalog(fcinfo->flinfo->fn_oid), key, token, apply_renew, &args, &probe) ||
+	if (!change_held(fcinfo, key, token, apply_renew, &args, &probe) ||
 		args.lease_until == IDEM_NO_TIME)
 		PG_RETURN_NULL();
 	PG_RETURN_TIMESTAMPTZ(args.lease_until);
@@ -372,7 +394,7 @@ idem_release(PG_FUNCTION_ARGS)
 	idem_write_prologue("idem_release()");
 	key = idem_key_arg(fcinfo);
 	token = idem_token_arg(fcinfo);
-	if (!idem_change_held(idem_catalog(fcinfo->flinfo->fn_oid), key, token, apply_release, NULL, &probe))
+	if (!change_held(fcinfo, key, token, apply_release, NULL, &probe))
 		refuse(&probe);
 	PG_RETURN_BOOL(true);
 }
@@ -459,7 +481,7 @@ idem_checkpoint(PG_FUNCTION_ARGS)
 				 errmsg("\"step\" must be 1 to %d bytes long", IDEM_MAX_STEP_BYTES)));
 	args.entry = progress_entry(step, PG_GETARG_JSONB_P(3));
 
-	if (!idem_change_held(idem_catalog(fcinfo->flinfo->fn_oid), key, token, apply_checkpoint, &args, &probe))
+	if (!change_held(fcinfo, key, token, apply_checkpoint, &args, &probe))
 		refuse(&probe);
 	PG_RETURN_JSONB_P(args.progress);
 }

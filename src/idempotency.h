@@ -215,17 +215,35 @@ typedef enum IdemWrite
 	IDEM_ROW_BUSY				/* row lock of another transaction: nothing written */
 } IdemWrite;
 
+/* One partition in use by a store; opened when first needed. */
+typedef struct IdemPart
+{
+	Relation	rel;			/* NULL = not open */
+	Relation	index;
+	struct IndexScanDescData *scan;
+	struct TupleTableSlot *slot;
+	SnapshotData dirty;
+	struct IdemWriter *writer;	/* NULL = nothing written yet */
+} IdemPart;
+
+/*
+ * The record table in use by one call.  Partitions stay open from key to key of
+ * a batch.
+ */
 typedef struct IdemStore
 {
 	const IdemCatalog *cat;
-	Relation	open;			/* RowExclusiveLock */
-	bool		wrote;			/* keep the lock to the end of the transaction */
+	MemoryContext context;		/* of what stays open */
+	IdemPart	parts[IDEM_RING_SLICES + 1];
+	bool		wrote;			/* since the last idem_store_settle() */
+	bool		wrote_open;		/* keep the lock of the open partition */
 } IdemStore;
 
 extern void idem_store_open(IdemStore *st, const IdemCatalog *cat);
+extern void idem_store_settle(IdemStore *st);
 extern void idem_store_close(IdemStore *st);
 extern void idem_store_probe(IdemStore *st, const text *key, IdemProbe *probe);
-extern bool idem_store_probe_current(const IdemCatalog *cat, const text *key, IdemProbe *probe);
+extern bool idem_store_probe_current(IdemStore *st, const text *key, IdemProbe *probe);
 extern bool idem_store_snapshot_sees(const IdemCatalog *cat, const text *key);
 extern void idem_store_insert_open(IdemStore *st, IdemRecord *rec);
 extern IdemWrite idem_store_update_open(IdemStore *st, IdemProbe *probe, IdemRecord *rec);

@@ -1,117 +1,142 @@
 /*-------------------------------------------------------------------------
  *
  * number.c
- *	  Layout of an exact decimal number by the rules of ECMAScript.
+ *	  Canonical text of a JSON number.
  *
- * ECMAScript's Number::toString lays out the shortest digits of a double; here
- * the same layout is given to all significant digits of the decimal value.  So
- * a number that a JavaScript program printed comes out as it printed it, and no
- * two different values ever come out the same.
+ * The layout is that of ECMAScript's Number::toString, which RFC 8785 section
+ * 3.2.2.3 asks for, but it is applied to the exact decimal value: no binary
+ * floating point is involved, no digit is lost, and numbers that JavaScript
+ * prints come out as JavaScript prints them.  Owns no data.
  *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
 
-#include "number.h"
+#include "utils/builtins.h"
 
-/* Value = 0.digits * 10^point, negative or not; no digits = zero. */
-typedef struct Decimal
+#include "canonical.h"
+
+/* The binary form of a numeric, as numeric_send() makes it. */
+#define WIRE_HEADER_BYTES	8
+#define WIRE_POSITIVE		0x0000
+#define WIRE_NEGATIVE		0x4000
+
+/* Decimal digits in one digit of a numeric. */
+#define GROUP_DIGITS		4
+
+/* Numbers of up to this many groups need no memory but the stack. */
+#define STACK_GROUPS		16
+
+/* Decimal exponents between which ECMAScript uses no exponent. */
+#define MAX_PLAIN_POINT		21
+#define MIN_PLAIN_POINT		(-5)
+
+static inline uint16
+read_uint16(const uint8 *p)
 {
-	bool		negative;
-	char	   *digits;			/* without leading and trailing zeros */
-	int			count;
-	int			point;
-} Decimal;
+	return (uint16) ((p[0] << 8) | p[1]);
+}
 
-/*
- * Takes text like "-0012.3400" apart.  The digits are squeezed together in
- * place.
- */
+/* Unpacks groups of the binary form to decimal digits, four for each. */
 static void
-take_apart(char *text, Decimal *d)
+unpack_groups(const uint8 *wire, int ngroups, char *digits)
 {
-	char	   *in = text;
-	char	   *out = text;
-	int			before = -1;	/* digits before the decimal point */
+	int			i;
 
-	d->negative = *in == '-';
-	if (*in == '-' || *in == '+')
-		in++;
-	for (; *in != '\0'; in++)
+	for (i = 0; i < ngroups; i++)
 	{
-		if (*in == '.')
-			before = out - text;
-		else
-			*out++ = *in;
+		int			group = read_uint16(wire + 2 * i);
+
+		*digits++ = (char) ('0' + group / 1000);
+		*digits++ = (char) ('0' + group / 100 % 10);
+		*digits++ = (char) ('0' + group / 10 % 10);
+		*digits++ = (char) ('0' + group % 10);
 	}
-	d->digits = text;
-	d->count = out - text;
-	d->point = before < 0 ? d->count : before;
-	while (d->count > 0 && d->digits[0] == '0')
-	{
-		d->digits++;
-		d->count--;
-		d->point--;
-	}
-	while (d->count > 0 && d->digits[d->count - 1] == '0')
-		d->count--;
 }
 
 static void
-append_zeros(StringInfo buf, int n)
+write_zeros(StringInfo out, int count)
 {
-	for (int i = 0; i < n; i++)
-		appendStringInfoCharMacro(buf, '0');
-}
-
-static void
-append_exponent_form(StringInfo buf, const Decimal *d)
-{
-	int			exponent = d->point - 1;
-
-	appendStringInfoChar(buf, d->digits[0]);
-	if (d->count > 1)
-	{
-		appendStringInfoChar(buf, '.');
-		appendBinaryStringInfo(buf, d->digits + 1, d->count - 1);
-	}
-	appendStringInfo(buf, "e%c%d", exponent < 0 ? '-' : '+', abs(exponent));
+	while (count-- > 0)
+		appendStringInfoCharMacro(out, '0');
 }
 
 /*
- * Appends the number whose plain decimal text (as numeric_out writes it) is
- * given; the text is overwritten.
+ * Lays out 0.DIGITS times ten to the power of "point".  The first and the last
+ * digit are not zero.
  */
-void
-idem_append_number(StringInfo buf, char *text)
+static void
+write_layout(StringInfo out, const char *digits, int ndigits, int point)
 {
-	Decimal		d;
-
-	take_apart(text, &d);
-	if (d.count == 0)
+	if (point > MAX_PLAIN_POINT || point < MIN_PLAIN_POINT)
 	{
-		appendStringInfoChar(buf, '0');
-		return;
+		appendStringInfoCharMacro(out, digits[0]);
+		if (ndigits > 1)
+		{
+			appendStringInfoCharMacro(out, '.');
+			appendBinaryStringInfo(out, digits + 1, ndigits - 1);
+		}
+		appendStringInfo(out, "e%+d", point - 1);
 	}
-	if (d.negative)
-		appendStringInfoChar(buf, '-');
-	if (d.point > 21 || d.point <= -6)
-		append_exponent_form(buf, &d);
-	else if (d.point <= 0)
+	else if (point <= 0)
 	{
-		appendStringInfoString(buf, "0.");
-		append_zeros(buf, -d.point);
-		appendBinaryStringInfo(buf, d.digits, d.count);
+		appendBinaryStringInfo(out, "0.", 2);
+		write_zeros(out, -point);
+		appendBinaryStringInfo(out, digits, ndigits);
 	}
-	else if (d.point >= d.count)
+	else if (point < ndigits)
 	{
-		appendBinaryStringInfo(buf, d.digits, d.count);
-		append_zeros(buf, d.point - d.count);
+		appendBinaryStringInfo(out, digits, point);
+		appendStringInfoCharMacro(out, '.');
+		appendBinaryStringInfo(out, digits + point, ndigits - point);
 	}
 	else
 	{
-		appendBinaryStringInfo(buf, d.digits, d.point);
-		appendStringInfoChar(buf, '.');
-		appendBinaryStringInfo(buf, d.digits + d.point, d.count - d.point);
+		appendBinaryStringInfo(out, digits, ndigits);
+		write_zeros(out, point - ndigits);
 	}
+}
+
+/* Writes groups of the binary form, the first of the given weight. */
+static void
+write_groups(StringInfo out, const uint8 *wire, int ngroups, int weight)
+{
+	char		stack_digits[STACK_GROUPS * GROUP_DIGITS];
+	char	   *digits = stack_digits;
+	int			first = 0;
+	int			end = ngroups * GROUP_DIGITS;
+
+	if (ngroups > STACK_GROUPS)
+		digits = palloc(end);
+	unpack_groups(wire, ngroups, digits);
+	while (first < end && digits[first] == '0')
+		first++;
+	while (end > first && digits[end - 1] == '0')
+		end--;
+	if (first == end)
+		appendStringInfoCharMacro(out, '0');
+	else
+		write_layout(out, digits + first, end - first, (weight + 1) * GROUP_DIGITS - first);
+	if (digits != stack_digits)
+		pfree(digits);
+}
+
+/*
+ * Appends the canonical text of a number.  The cost grows with the number of
+ * significant digits, not with the exponent: 1e131071 is short work, unlike
+ * with numeric_out().
+ */
+void
+idem_write_number(StringInfo out, Numeric number)
+{
+	bytea	   *sent = DatumGetByteaPP(DirectFunctionCall1(numeric_send, NumericGetDatum(number)));
+	const uint8 *wire = (const uint8 *) VARDATA_ANY(sent);
+	uint16		sign = read_uint16(wire + 4);
+
+	if (sign != WIRE_POSITIVE && sign != WIRE_NEGATIVE)
+		elog(ERROR, "unexpected number in jsonb");
+	if (sign == WIRE_NEGATIVE)
+		appendStringInfoCharMacro(out, '-');
+	write_groups(out, wire + WIRE_HEADER_BYTES, read_uint16(wire), (int16) read_uint16(wire + 2));
+	pfree(sent);
 }

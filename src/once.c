@@ -137,25 +137,23 @@ once_round(IdemStore *st, const IdemClaimArgs *args, IdemProbe *probe)
 
 /* Is this the first of the key?  Waits for transactions in doubt. */
 bool
-idem_once_key(const IdemCatalog *cat, const IdemClaimArgs *args)
+idem_once_with(IdemStore *st, const IdemClaimArgs *args)
 {
-	IdemStore	st;
 	IdemProbe	probe;
 	OnceEnd		end;
 
-	idem_store_open(&st, cat);
 	for (;;)
 	{
 		CHECK_FOR_INTERRUPTS();
-		end = once_round(&st, args, &probe);
+		end = once_round(st, args, &probe);
 		if (end == ONCE_WAIT_XACT)
-			idem_store_wait_xact(&st, &probe);
+			idem_store_wait_xact(st, &probe);
 		else if (end == ONCE_WAIT_ROW)
-			idem_store_wait_row(&st, &probe);
+			idem_store_wait_row(st, &probe);
 		else
 			break;
 	}
-	idem_store_close(&st);
+	idem_store_settle(st);
 	return end == ONCE_FIRST;
 }
 
@@ -167,10 +165,15 @@ Datum
 idem_once(PG_FUNCTION_ARGS)
 {
 	IdemClaimArgs args = {.location = -1};
+	IdemStore	st;
+	bool		first;
 
 	idem_write_prologue("idem_once()");
 	idem_claim_args_key(&args, idem_key_arg(fcinfo), NULL);
 	if (!PG_ARGISNULL(1))
 		args.request = PG_GETARG_JSONB_P(1);
-	PG_RETURN_BOOL(idem_once_key(idem_catalog(fcinfo->flinfo->fn_oid), &args));
+	idem_store_open(&st, idem_catalog(fcinfo->flinfo->fn_oid));
+	first = idem_once_with(&st, &args);
+	idem_store_close(&st);
+	PG_RETURN_BOOL(first);
 }

@@ -10,6 +10,6 @@
 
 #include "claim.h"
 
-extern bool idem_once_key(const IdemCatalog *cat, const IdemClaimArgs *args);
+extern bool idem_once_with(IdemStore *st, const IdemClaimArgs *args);
 
 #endif							/* IDEM_ONCE_H */

@@ -179,13 +179,16 @@ operate(FunctionCallInfo fcinfo, text *key, const char *action, text *reason,
 		IdemApply apply, OperatorArgs *args)
 {
 	const IdemCatalog *cat = idem_catalog(fcinfo->flinfo->fn_oid);
+	IdemStore	st;
 	IdemProbe	probe;
 	bool		gone = apply == apply_forget;
 
-	if (!idem_change_any(cat, key, apply, args, &probe))
+	idem_store_open(&st, cat);
+	if (!idem_change_any(&st, key, apply, args, &probe))
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEM_NO_SUCH_KEY),
 				 errmsg("idempotency key does not exist")));
+	idem_store_close(&st);
 	idem_audit(cat, action, reason, &args->before,
 			   gone ? NULL : idem_status_name(args->after.status),
 			   gone ? -1 : args->after.attempts);
@@ -339,8 +342,13 @@ static void
 retry_one(const IdemCatalog *cat, text *key, text *reason, RetryCount *counts)
 {
 	OperatorArgs args = {.quiet = true};
+	IdemStore	st;
+	bool		done;
 
-	if (idem_change_now(cat, key, apply_retry, &args) && args.changed)
+	idem_store_open(&st, cat);
+	done = idem_change_now(&st, key, apply_retry, &args);
+	idem_store_close(&st);
+	if (done && args.changed)
 	{
 		idem_audit(cat, "retry", reason, &args.before,
 				   idem_status_name(args.after.status), args.after.attempts);

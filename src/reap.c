@@ -103,11 +103,11 @@ apply_settle(IdemRecord *rec, const IdemPolicy *policy, TimestampTz now, void *a
 }
 
 static void
-settle(const IdemCatalog *cat, text *key, ReapCounts *counts)
+settle(IdemStore *st, text *key, ReapCounts *counts)
 {
 	Settled		settled = {.changed = false};
 
-	if (!idem_change_now(cat, key, apply_settle, &settled))
+	if (!idem_change_now(st, key, apply_settle, &settled))
 		counts->skipped++;
 	else if (settled.changed)
 	{
@@ -136,12 +136,15 @@ static void
 settle_batch(void *arg)
 {
 	Batch	   *batch = (Batch *) arg;
+	IdemStore	st;
 
+	idem_store_open(&st, batch->cat);
 	for (int64 i = 0; i < batch->n; i++)
 	{
 		CHECK_FOR_INTERRUPTS();
-		settle(batch->cat, batch->keys[i], &batch->counts);
+		settle(&st, batch->keys[i], &batch->counts);
 	}
+	idem_store_close(&st);
 }
 
 /*

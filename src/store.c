@@ -38,10 +38,10 @@
  *
  * Locks: RowExclusiveLock on the open partition during a call and, once
  * written, to the end of the transaction; the same on the slice that a record
- * is moved to.  AccessShareLock on a slice only while it is probed, so that
- * readers do not keep the reaper from truncating it.  Order: key lock, open
- * partition, slice.  Nothing here waits for a row or a transaction while the
- * key lock is held: writes report IDEM_ROW_BUSY instead.
+ * is moved to.  AccessShareLock on the slices that are probed, to the end of the
+ * call and not while it waits, so that readers do not keep the reaper from
+ * truncating them.  Order: key lock, open partition, slice.  Nothing here waits for a row or a
+ * transaction while the key lock is held: writes report IDEM_ROW_BUSY instead.
  *
  * The unique indexes are the last line of defence.  A 23505 from them is a bug.
  *
@@ -285,28 +285,48 @@ take_probe(Relation rel, TupleTableSlot *slot, const SnapshotData *dirty, IdemPr
 	probe->snapshot_sees = probe->own || visible_to_transaction(rel, &probe->tid);
 }
 
-/* Probes one partition; true if it holds a row of the key. */
-static bool
-probe_partition(Relation rel, const text *key, IdemProbe *probe)
+/* The partition, open for probing. */
+static IdemPart *
+open_part(IdemStore *st, int slice)
 {
-	Relation	index = open_primary_key(rel);
-	TupleTableSlot *slot = table_slot_create(rel, NULL);
-	SnapshotData dirty;
+	IdemPart   *part = &st->parts[slice];
+	MemoryContext old;
+
+	if (part->rel != NULL)
+		return part;
+	old = MemoryContextSwitchTo(st->context);
+	part->rel = table_open(st->cat->slices[slice],
+						   slice == IDEM_SLICE_OPEN ? RowExclusiveLock : AccessShareLock);
+	check_shape(part->rel);
+	part->index = open_primary_key(part->rel);
+	part->slot = table_slot_create(part->rel, NULL);
+	InitDirtySnapshot(part->dirty);
+	part->scan = index_beginscan_compat(part->rel, part->index, &part->dirty, 1);
+	MemoryContextSwitchTo(old);
+	return part;
+}
+
+/*
+ * Probes one partition; true if it holds a row of the key.  Keeps no buffer
+ * pinned.  The access method may keep memory for its next scan, so it runs in the
+ * store's context.
+ */
+static bool
+probe_part(IdemStore *st, int slice, const text *key, IdemProbe *probe)
+{
+	IdemPart   *part = open_part(st, slice);
+	MemoryContext old = MemoryContextSwitchTo(st->context);
 	ScanKeyData scankey;
-	IndexScanDesc scan;
 	bool		found;
 
-	check_shape(rel);
-	InitDirtySnapshot(dirty);
 	key_scankey(&scankey, key);
-	scan = index_beginscan_compat(rel, index, &dirty, 1);
-	index_rescan(scan, &scankey, 1, NULL, 0);
-	found = index_getnext_slot(scan, ForwardScanDirection, slot);
+	index_rescan(part->scan, &scankey, 1, NULL, 0);
+	found = index_getnext_slot(part->scan, ForwardScanDirection, part->slot);
+	MemoryContextSwitchTo(old);
 	if (found)
-		take_probe(rel, slot, &dirty, probe);
-	index_endscan(scan);
-	ExecDropSingleTupleTableSlot(slot);
-	index_close(index, AccessShareLock);
+		take_probe(part->rel, part->slot, &part->dirty, probe);
+	ExecClearTuple(part->slot);
+	index_rescan(part->scan, NULL, 0, NULL, 0);
 	return found;
 }
 
@@ -319,17 +339,9 @@ void
 idem_store_probe(IdemStore *st, const text *key, IdemProbe *probe)
 {
 	memset(probe, 0, sizeof(*probe));
-	if (probe_partition(st->open, key, probe))
-		return;
-	for (int i = 1; i <= IDEM_RING_SLICES; i++)
-	{
-		Relation	rel = table_open(st->cat->slices[i], AccessShareLock);
-		bool		found = probe_partition(rel, key, probe);
-
-		table_close(rel, AccessShareLock);
-		if (found)
+	for (int slice = IDEM_SLICE_OPEN; slice <= IDEM_RING_SLICES; slice++)
+		if (probe_part(st, slice, key, probe))
 			return;
-	}
 	probe->presence = IDEM_ABSENT;
 }
 
@@ -339,15 +351,11 @@ idem_store_probe(IdemStore *st, const text *key, IdemProbe *probe)
  * be probed by the protocol.
  */
 bool
-idem_store_probe_current(const IdemCatalog *cat, const text *key, IdemProbe *probe)
+idem_store_probe_current(IdemStore *st, const text *key, IdemProbe *probe)
 {
-	Relation	rel = table_open(cat->slices[idem_ring_current(cat)], AccessShareLock);
-	bool		found;
-
 	memset(probe, 0, sizeof(*probe));
-	found = probe_partition(rel, key, probe);
-	table_close(rel, AccessShareLock);
-	return found && probe->presence == IDEM_PRESENT;
+	return probe_part(st, idem_ring_current(st->cat), key, probe) &&
+		probe->presence == IDEM_PRESENT;
 }
 
 /*
@@ -432,46 +440,67 @@ idem_store_read(const IdemCatalog *cat, const text *key, Snapshot snapshot, Tupl
 
 /* ---- writing ---- */
 
-/* What a write needs: indexes open, one slot.  Ended by writer_end(). */
-typedef struct Writer
+/* What writing to a partition needs, with its indexes open. */
+typedef struct IdemWriter
 {
+	Relation	rel;			/* RowExclusiveLock, to the end of the transaction */
 	EState	   *estate;
 	ResultRelInfo *rri;
 	TupleTableSlot *slot;
-} Writer;
+} IdemWriter;
 
-static void
-writer_begin(Writer *w, Relation rel, bool indexes)
+/*
+ * The writer of a partition whose lock, RowExclusiveLock, is held.
+ */
+static IdemWriter *
+writer_of(IdemStore *st, int slice)
 {
+	IdemPart   *part = &st->parts[slice];
+	IdemWriter *w = part->writer;
+	MemoryContext old;
+
+	if (w != NULL)
+		return w;
+	old = MemoryContextSwitchTo(st->context);
+	w = (IdemWriter *) palloc(sizeof(IdemWriter));
+	w->rel = table_open(st->cat->slices[slice], NoLock);
+	check_shape(w->rel);
 	w->estate = CreateExecutorState();
 	w->rri = makeNode(ResultRelInfo);
 	/* no range table: index 0 says so to whoever asks for changed columns */
-	InitResultRelInfo(w->rri, rel, 0, NULL, 0);
-	if (indexes)
-		ExecOpenIndices(w->rri, false);
-	w->slot = table_slot_create(rel, NULL);
+	InitResultRelInfo(w->rri, w->rel, 0, NULL, 0);
+	ExecOpenIndices(w->rri, false);
+	w->slot = table_slot_create(w->rel, NULL);
+	part->writer = w;
+	MemoryContextSwitchTo(old);
+	return w;
 }
 
 static void
-writer_end(Writer *w)
+writer_end(IdemWriter *w)
 {
 	ExecCloseIndices(w->rri);
 	ExecDropSingleTupleTableSlot(w->slot);
 	FreeExecutorState(w->estate);
+	table_close(w->rel, NoLock);
 	pfree(w->rri);
+	pfree(w);
 }
 
 static void
-insert_row(Relation rel, const IdemRecord *rec)
+writer_done(IdemWriter *w)
 {
-	Writer		w;
+	ExecClearTuple(w->slot);
+	ResetPerTupleExprContext(w->estate);
+}
 
-	check_shape(rel);
-	writer_begin(&w, rel, true);
-	put_record(w.slot, rec);
-	table_tuple_insert(rel, w.slot, GetCurrentCommandId(true), 0, NULL);
-	insert_index_entries_compat(w.rri, w.slot, w.estate);
-	writer_end(&w);
+static void
+insert_row(IdemWriter *w, const IdemRecord *rec)
+{
+	put_record(w->slot, rec);
+	table_tuple_insert(w->rel, w->slot, GetCurrentCommandId(true), 0, NULL);
+	insert_index_entries_compat(w->rri, w->slot, w->estate);
+	writer_done(w);
 }
 
 /*
@@ -517,98 +546,146 @@ delete_row(Relation rel, ItemPointer tid)
 	return result;
 }
 
-/* Opens the store for a call that may write. */
+/* ---- the store ---- */
+
+/* Nothing is opened yet.  What will be lives in the current memory context. */
 void
 idem_store_open(IdemStore *st, const IdemCatalog *cat)
 {
+	memset(st, 0, sizeof(*st));
 	st->cat = cat;
-	st->open = table_open(cat->slices[IDEM_SLICE_OPEN], RowExclusiveLock);
+	st->context = CurrentMemoryContext;
+}
+
+/* After each key: makes what was written visible to the next command. */
+void
+idem_store_settle(IdemStore *st)
+{
+	if (st->wrote)
+		CommandCounterIncrement();
 	st->wrote = false;
+}
+
+/* Lets go of a partition, but for the lock where something was written. */
+static void
+close_part(IdemPart *part, LOCKMODE unlock)
+{
+	if (part->writer != NULL)
+	{
+		writer_end(part->writer);
+		part->writer = NULL;
+	}
+	if (part->rel == NULL)
+		return;
+	index_endscan(part->scan);
+	ExecDropSingleTupleTableSlot(part->slot);
+	index_close(part->index, AccessShareLock);
+	table_close(part->rel, unlock);
+	part->rel = NULL;
+}
+
+/* Lets go of the ring, so as not to hold off truncation while we wait. */
+static void
+close_ring(IdemStore *st)
+{
+	for (int slice = 1; slice <= IDEM_RING_SLICES; slice++)
+		close_part(&st->parts[slice], AccessShareLock);
 }
 
 void
 idem_store_close(IdemStore *st)
 {
-	table_close(st->open, st->wrote ? NoLock : RowExclusiveLock);
-	if (st->wrote)
-		CommandCounterIncrement();
+	close_ring(st);
+	close_part(&st->parts[IDEM_SLICE_OPEN],
+			   st->wrote_open ? NoLock : RowExclusiveLock);
+	idem_store_settle(st);
 }
 
-/* Needs the key lock and an ABSENT probe under it. */
+/* ---- writes, each needing the key lock and a probe under it ---- */
+
+static IdemWriter *
+open_writer(IdemStore *st)
+{
+	(void) open_part(st, IDEM_SLICE_OPEN);
+	st->wrote = st->wrote_open = true;
+	return writer_of(st, IDEM_SLICE_OPEN);
+}
+
+/* The probe was ABSENT. */
 void
 idem_store_insert_open(IdemStore *st, IdemRecord *rec)
 {
 	rec->slice = IDEM_SLICE_OPEN;
-	insert_row(st->open, rec);
-	st->wrote = true;
+	insert_row(open_writer(st), rec);
 }
 
-/* Needs the key lock and a PRESENT probe of the open partition under it. */
+/* The probe was PRESENT in the open partition. */
 IdemWrite
 idem_store_update_open(IdemStore *st, IdemProbe *probe, IdemRecord *rec)
 {
-	Writer		w;
+	IdemWriter *w = open_writer(st);
 	TM_FailureData tmfd;
 	TM_Result	result;
 
-	CheckCmdReplicaIdentity(st->open, CMD_UPDATE);
+	CheckCmdReplicaIdentity(w->rel, CMD_UPDATE);
 	rec->slice = IDEM_SLICE_OPEN;
-	writer_begin(&w, st->open, true);
-	put_record(w.slot, rec);
-	result = update_row_compat(w.rri, w.estate, &probe->tid, w.slot,
+	put_record(w->slot, rec);
+	result = update_row_compat(w->rri, w->estate, &probe->tid, w->slot,
 							   GetCurrentCommandId(true), false, &tmfd);
 	if (result == TM_BeingModified &&
-		lock_row_now(st->open, &probe->tid, LockTupleNoKeyExclusive, LockWaitSkip))
-		result = update_row_compat(w.rri, w.estate, &probe->tid, w.slot,
+		lock_row_now(w->rel, &probe->tid, LockTupleNoKeyExclusive, LockWaitSkip))
+		result = update_row_compat(w->rri, w->estate, &probe->tid, w->slot,
 								   GetCurrentCommandId(true), true, &tmfd);
-	writer_end(&w);
-	st->wrote = true;
+	writer_done(w);
 	return check_result(result);
 }
 
+static IdemWrite
+delete_open(IdemStore *st, IdemProbe *probe)
+{
+	IdemPart   *part = open_part(st, IDEM_SLICE_OPEN);
+
+	st->wrote = st->wrote_open = true;
+	return check_result(delete_row(part->rel, &probe->tid));
+}
+
 /*
- * The slice that takes new records, locked to the end of the transaction.
- * ring.c tells why asking again under the lock is enough.
+ * The writer of the slice that takes new records, locked to the end of the
+ * transaction.  ring.c tells why asking again under the lock is enough.
  */
-static Relation
-open_current_slice(const IdemCatalog *cat, int16 *slice)
+static IdemWriter *
+current_writer(IdemStore *st, int16 *slice)
 {
 	for (;;)
 	{
-		int			current = idem_ring_current(cat);
-		Relation	rel = table_open(cat->slices[current], RowExclusiveLock);
+		int			current = idem_ring_current(st->cat);
+		Oid			table = st->cat->slices[current];
 
-		if (idem_ring_current(cat) == current)
-		{
-			*slice = current;
-			return rel;
-		}
-		table_close(rel, RowExclusiveLock);
+		*slice = current;
+		if (st->parts[current].writer != NULL)
+			return st->parts[current].writer;
+		LockRelationOid(table, RowExclusiveLock);
+		if (idem_ring_current(st->cat) == current)
+			return writer_of(st, current);
+		UnlockRelationOid(table, RowExclusiveLock);
 		CHECK_FOR_INTERRUPTS();
 	}
 }
 
-/* Needs the key lock and an ABSENT probe under it. */
+/* The probe was ABSENT. */
 void
 idem_store_insert_finished(IdemStore *st, IdemRecord *rec)
 {
-	Relation	rel = open_current_slice(st->cat, &rec->slice);
-
-	insert_row(rel, rec);
-	table_close(rel, NoLock);
+	insert_row(current_writer(st, &rec->slice), rec);
 	st->wrote = true;
 }
 
-/*
- * Moves the record from the open partition to the ring.  Needs the key lock
- * and a PRESENT probe of the open partition under it.
- */
+/* Moves the record to the ring.  The probe was PRESENT in the open partition. */
 IdemWrite
 idem_store_finish(IdemStore *st, IdemProbe *probe, IdemRecord *rec)
 {
-	IdemWrite	written = check_result(delete_row(st->open, &probe->tid));
+	IdemWrite	written = delete_open(st, probe);
 
-	st->wrote = true;
 	if (written == IDEM_WRITTEN)
 		idem_store_insert_finished(st, rec);
 	return written;
@@ -622,43 +699,33 @@ idem_store_finish(IdemStore *st, IdemProbe *probe, IdemRecord *rec)
 static IdemWrite
 delete_finished(IdemStore *st, IdemProbe *probe)
 {
-	Relation	rel = table_open(st->cat->slices[probe->rec.slice], RowExclusiveLock);
+	int			slice = probe->rec.slice;
 	IdemProbe	again;
-	IdemWrite	written = IDEM_ROW_BUSY;
 
+	st->wrote = true;
+	LockRelationOid(st->cat->slices[slice], RowExclusiveLock);
 	memset(&again, 0, sizeof(again));
-	if (probe_partition(rel, probe->rec.key, &again) &&
-		again.presence == IDEM_PRESENT && ItemPointerEquals(&again.tid, &probe->tid))
-		written = check_result(delete_row(rel, &probe->tid));
-	table_close(rel, NoLock);
-	return written;
+	if (!probe_part(st, slice, probe->rec.key, &again) ||
+		again.presence != IDEM_PRESENT || !ItemPointerEquals(&again.tid, &probe->tid))
+		return IDEM_ROW_BUSY;
+	return check_result(delete_row(st->parts[slice].rel, &probe->tid));
 }
 
-/* Deletes a record wherever it is.  Needs the key lock and a PRESENT probe under it. */
+/* Deletes a record wherever it is.  The probe was PRESENT. */
 IdemWrite
 idem_store_delete(IdemStore *st, IdemProbe *probe)
 {
-	st->wrote = true;
-	if (probe->rec.slice == IDEM_SLICE_OPEN)
-		return check_result(delete_row(st->open, &probe->tid));
-	return delete_finished(st, probe);
+	return probe->rec.slice == IDEM_SLICE_OPEN ? delete_open(st, probe) : delete_finished(st, probe);
 }
 
-/*
- * Moves a finished record back to the open partition.  Needs the key lock and
- * a PRESENT probe of the ring under it.
- */
+/* Moves a finished record back to the open partition.  The probe was PRESENT in the ring. */
 IdemWrite
 idem_store_reopen(IdemStore *st, IdemProbe *probe, IdemRecord *rec)
 {
 	IdemWrite	written = delete_finished(st, probe);
 
-	st->wrote = true;
 	if (written == IDEM_WRITTEN)
-	{
-		rec->slice = IDEM_SLICE_OPEN;
-		insert_row(st->open, rec);
-	}
+		idem_store_insert_open(st, rec);
 	return written;
 }
 
@@ -709,7 +776,8 @@ idem_store_scan_open(const IdemCatalog *cat, IdemVisit visit, void *arg)
 void
 idem_store_wait_xact(IdemStore *st, IdemProbe *probe)
 {
-	XactLockTableWait(probe->xid, st->open, &probe->tid, XLTW_Update);
+	close_ring(st);
+	XactLockTableWait(probe->xid, open_part(st, IDEM_SLICE_OPEN)->rel, &probe->tid, XLTW_Update);
 }
 
 /*
@@ -719,12 +787,14 @@ idem_store_wait_xact(IdemStore *st, IdemProbe *probe)
 void
 idem_store_wait_row(IdemStore *st, IdemProbe *probe)
 {
-	st->wrote = true;
+	close_ring(st);
 	if (probe->rec.slice == IDEM_SLICE_OPEN)
-		(void) lock_row_now(st->open, &probe->tid, LockTupleExclusive, LockWaitBlock);
-	else
 	{
-		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 1, PG_WAIT_EXTENSION);
-		ResetLatch(MyLatch);
+		st->wrote = st->wrote_open = true;
+		(void) lock_row_now(open_part(st, IDEM_SLICE_OPEN)->rel, &probe->tid,
+							LockTupleExclusive, LockWaitBlock);
+		return;
 	}
+	(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 1, PG_WAIT_EXTENSION);
+	ResetLatch(MyLatch);
 }

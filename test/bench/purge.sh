@@ -1,0 +1,84 @@
+#!/bin/bash
+# Purging finished records: idem_reap()'s truncation of a slice beside the batched
+# DELETE and VACUUM of the same rows; and what reaper, recovery and statistics
+# cost with a long history and without.
+#
+#	test/bench/purge.sh [RECORDS]			default 10000000 (about 10 GB of disk), fsync on
+#
+# Builds the extension into a temporary folder, starts a server of its own there,
+# and cleans up.  PG_CONFIG chooses the server.
+set -euo pipefail
+N=${1:-10000000}
+OPEN=1000
+. "$(dirname "$0")/server.sh"
+
+server_start 'fsync = on' 'synchronous_commit = on' 'shared_buffers = 512MB' 'maintenance_work_mem = 256MB' \
+	'max_wal_size = 16GB' 'checkpoint_timeout = 1h' 'autovacuum = off' 'jit = off'
+sql -q -v open="$OPEN" < "$ROOT/test/bench/purge.sql"
+
+step() { echo "[$(date +%T)] $*" >&2; }
+num() { sql -c "$1"; }
+lsn() { num 'SELECT pg_current_wal_insert_lsn() - '"'0/0'::pg_lsn"; }
+bytes() { num "SELECT pg_total_relation_size('$1')"; }
+dead() { num "SELECT pg_stat_force_next_flush(), pg_stat_clear_snapshot(), pg_stat_get_dead_tuples('$1'::regclass)" 2>/dev/null | cut -d'|' -f3; }
+# Runs SQL; sets SECONDS_ and WAL_
+measure() {
+	local from=$(lsn) began=$(date +%s.%N)
+	ANSWER=$(sql -c "$1")
+	SECONDS_=$(awk -v a="$began" -v b="$(date +%s.%N)" 'BEGIN { printf "%.3f", b - a }')
+	WAL_=$(($(lsn) - from))
+}
+# Medians of 51 calls, ms: reap, claim_due, stats
+costs() { num "SELECT concat_ws(' ', cost('SELECT idem_reap()'), cost('SELECT count(*) FROM idem_claim_due(NULL, 10)'), cost('SELECT count(*) FROM idem_stats'))"; }
+ratio() { awk -v a="$1" -v b="$2" 'BEGIN { if (b > 0) printf "%.1f", a / b; else printf "-" }'; }
+
+step "costs with $OPEN open records and no history"
+read -r reap0 due0 stats0 <<< "$(costs)"
+
+step "filling $N finished records"
+sql -q -c "CALL fill($N)" -c 'VACUUM (FREEZE, ANALYZE) idem_record_1' -c 'CHECKPOINT'
+step "costs with $OPEN open records and $N finished ones"
+read -r reapn duen statsn <<< "$(costs)"
+
+step "the same rows in a plain table"
+sql -q -c 'CREATE TABLE plain (LIKE idem_record)' -c 'INSERT INTO plain SELECT * FROM idem_record_1' \
+	-c 'ALTER TABLE plain ADD PRIMARY KEY (idempotency_key)' -c 'CREATE INDEX ON plain (updated_at)' \
+	-c 'VACUUM (FREEZE, ANALYZE) plain' -c 'CHECKPOINT'
+
+step "purging by idem_reap()"
+t_before=$(bytes idem_record_1)
+sql -q -c "UPDATE idem_ring SET closed_at = now() - interval '8 days' WHERE slice = 1"
+measure 'SELECT purged FROM idem_reap()'
+[ "$ANSWER" = 1 ] || { echo "idem_reap() purged nothing: $ANSWER"; exit 1; }
+t_time=$SECONDS_ t_wal=$WAL_ t_after=$(bytes idem_record_1) t_dead=$(dead idem_record_1)
+left=$(num 'SELECT count(*) FROM idem_record WHERE slice > 0')
+
+step "deleting in batches of 10000"
+sql -q -c 'CHECKPOINT'
+d_before=$(bytes plain)
+measure 'CALL delete_in_batches(10000)'
+d_time=$SECONDS_ d_wal=$WAL_ d_mid=$(bytes plain) d_dead=$(dead plain)
+step "VACUUM"
+measure 'VACUUM plain'
+v_time=$SECONDS_ v_wal=$WAL_ d_after=$(bytes plain) v_dead=$(dead plain)
+check=$(num 'SELECT count(*) FROM idem_check()')
+
+line() { printf '%-34s %14s %14s %14s %10s\n' "$@"; }
+echo
+echo "$N finished records, $OPEN open ones; $(num 'SHOW server_version'), fsync $(num 'SHOW fsync')"
+echo
+line '' 'idem_reap()' 'batched DELETE' 'and VACUUM' 'ratio'
+line 'seconds' "$t_time" "$d_time" "$v_time" "$(ratio "$(awk -v a="$d_time" -v b="$v_time" 'BEGIN { print a + b }')" "$t_time")"
+line 'WAL bytes' "$t_wal" "$d_wal" "$v_wal" "$(ratio $((d_wal + v_wal)) "$t_wal")"
+line 'bytes with indexes, before' "$t_before" "$d_before" "$d_mid" ''
+line 'bytes with indexes, after' "$t_after" "$d_mid" "$d_after" ''
+line 'dead rows after' "$t_dead" "$d_dead" "$v_dead" ''
+line 'finished records left' "$left" "$(num 'SELECT count(*) FROM plain')" '' ''
+echo
+line 'median of 51 calls, ms' 'no history' "$N finished" '' 'ratio'
+line 'idem_reap()' "$reap0" "$reapn" '' "$(ratio "$reapn" "$reap0")"
+line 'idem_claim_due()' "$due0" "$duen" '' "$(ratio "$duen" "$due0")"
+line 'idem_stats' "$stats0" "$statsn" '' "$(ratio "$statsn" "$stats0")"
+echo
+echo "idem_check() rows: $check"
+[ "$check" -eq 0 ] && [ "$left" -eq 0 ] && [ "$t_dead" -eq 0 ]
