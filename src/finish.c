@@ -225,6 +225,7 @@ idem_apply_failure(IdemRecord *rec, const IdemPolicy *policy, TimestampTz now, v
 
 				if (idem_limits_reached(rec, policy, retry_at))
 				{
+					rec->lease_until = IDEM_NO_TIME;	/* ended by the failure, not by a lapse */
 					idem_become_exhausted(rec, policy, now);
 					args->event = IDEM_EVENT_EXHAUSTED;
 					break;

@@ -197,7 +197,7 @@ sub begin
 	my ($self, $iso) = @_;
 	$self->{x}++;
 	$self->{open} = $iso // $self->iso;
-	return $self->call('begin', "BEGIN ISOLATION LEVEL $self->{open}");
+	return $self->call('begin', "BEGIN ISOLATION LEVEL $self->{open}", exec => $self->{open});
 }
 
 sub commit
@@ -773,6 +773,7 @@ sub transaction
 	my %undone;
 	my $savepoint;
 	my $failed = 0;
+	my $snapshot;				# answered after the snapshot of the transaction was taken
 
 	for my $i (0 .. $#events)
 	{
@@ -781,6 +782,8 @@ sub transaction
 		my $alive_then = $alive;
 		$alive = $e->{t1} if $e->{st} eq '00000' && $e->{op} ne 'commit' && $e->{op} ne 'rollback';
 		$savepoint = $i if $e->{op} eq 'savepoint';
+		$e->{snapshot} = $snapshot;
+		$snapshot //= $e->{t1} if $events[0]{exec} =~ /REPEATABLE|SERIALIZABLE/ && $e->{op} !~ /^(?:begin|savepoint|rollback_to)$/ && $e->{st} eq '00000';
 		if ($e->{op} eq 'rollback_to' && $e->{st} eq '00000')
 		{
 			$undone{$_} = $failed ? $alive_then : $e->{t0} for $savepoint .. $i;
@@ -979,6 +982,8 @@ sub check_business
 		next if $e && $e->{c} eq $claim->{c} && $e->{x} == $claim->{x};
 		push @out, "replay of what never was committed: $exec: " . show($claim) unless $committed{$exec};
 		push @out, "replay before the commit: $exec: " . show($claim) if $e && $e->{op} eq 'business' && $e->{sent} && $claim->{t1} < $e->{sent};
+		push @out, "replay from behind the snapshot: $exec: " . show($claim)
+		  if $e && $e->{op} eq 'business' && $e->{sent} && $claim->{snapshot} && $e->{sent} > $claim->{snapshot};
 	}
 	return @out;
 }
