@@ -42,7 +42,7 @@ DATA = sql/idempotency--1.0.sql
 
 REGRESS = setup key digest claim finish policy access
 REGRESS_OPTS = --inputdir=.
-ISOLATION = 
+ISOLATION = claim-snapshot claim-race claim-wait claim-token finish-wait take-over row-locks deadlock serializable clock policy notify operator extension
 ISOLATION_OPTS = --inputdir=test --load-extension=pgcrypto --load-extension=idempotency
 TAP_TESTS = 1
 PROVE_TESTS = test/t/*.pl

@@ -59,6 +59,10 @@ SELECT idem_canonical($j${
 SELECT idem_canonical('{"x\uffff":7,"x\udbff\udfff":5,"x\ud800\udc00":4,"x\ue000":6,"x\ud7ff":3,"x":1,"xx":2}')
     = E'{"x":1,"xx":2,"x\uD7FF":3,"x\U00010000":4,"x\U0010FFFF":5,"x\uE000":6,"x\uFFFF":7}' AS order_of_surrogates;
 
+-- the same with names whose lengths make jsonb hand them over the other way round
+SELECT idem_canonical('{"\ue000---":3,"\uffff----":4,"\ud800\udc00":1,"\udbff\udfff-":2}')
+    = E'{"\U00010000":1,"\U0010FFFF-":2,"\uE000---":3,"\uFFFF----":4}' AS order_of_surrogates;
+
 -- jsonb's own order is by length
 SELECT idem_canonical('{"b":1,"aa":2,"":3,"B":4,"a":5,"a ":6,"Aa":7}');
 

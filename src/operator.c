@@ -149,11 +149,12 @@ static IdemChange
 apply_revoke(IdemRecord *rec, const IdemPolicy *policy, TimestampTz now, void *arg)
 {
 	OperatorArgs *args = (OperatorArgs *) arg;
+	IdemStanding standing = idem_standing(rec, policy, now);
 	pg_uuid_t	token;
 
 	args->before = *rec;
 	args->changed = false;
-	if (rec->status != IDEM_PROCESSING)
+	if (standing != IDEM_HELD && standing != IDEM_LAPSED)
 		return wrong_state(args, "is not being processed");
 	idem_new_token(NULL, &token);
 	idem_end_lease(rec, now, &token);

@@ -257,18 +257,30 @@ truncate_slice(void *arg)
 					  0, NULL, NULL, NULL);
 }
 
+/* Empties a slice if nobody uses it; keeps no lock if not. */
+static bool
+purge_slice(Ring *ring, int number)
+{
+	Purge		purge = {.ring = ring, .number = number};
+	Oid			table = ring->cat->slices[number];
+
+	if (!ConditionalLockRelationOid(table, AccessExclusiveLock))
+		return false;
+	if (idem_try(truncate_slice, &purge, true))
+		return true;
+	UnlockRelationOid(table, AccessExclusiveLock);
+	return false;
+}
+
 /* Empties the slices that have been closed for the whole retention. */
 static void
 purge_slices(Ring *ring, int64 retention, TimestampTz now, IdemRingWork *work)
 {
 	for (int i = 1; i <= IDEM_RING_SLICES; i++)
 	{
-		Purge		purge = {.ring = ring, .number = i};
-
 		if (ring->slices[i].state != SLICE_CLOSED || now - ring->slices[i].closed_at < retention)
 			continue;
-		if (ConditionalLockRelationOid(ring->cat->slices[i], AccessExclusiveLock) &&
-			idem_try(truncate_slice, &purge, true))
+		if (purge_slice(ring, i))
 		{
 			put_slice(ring, i, SLICE_EMPTY, IDEM_NO_TIME, IDEM_NO_TIME);
 			work->purged++;

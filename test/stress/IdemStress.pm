@@ -28,7 +28,7 @@ use Time::HiRes qw(time usleep);
 # Retention of finished records, seconds.
 our $retention = 2;
 
-my @kinds = (('client') x 8, ('recovery') x 2, ('reaper') x 3, ('operator') x 2, 'ddl', 'snapshot', 'killer');
+my @kinds = (('client') x 8, ('recovery') x 2, ('reaper') x 3, ('operator') x 2, 'slow', 'slow', 'ddl', 'snapshot', 'killer');
 
 sub setup
 {
@@ -387,8 +387,6 @@ sub one_transaction
 	if ($self->chance(0.1)) { $self->renew($key, $token) or return $self->rollback; }
 	$self->complete($key, $token, $exec, 1) or return $self->rollback;
 	if ($self->chance(0.1)) { $self->complete($key, $token, $exec, 1) or return $self->rollback; }
-	# now and then a transaction longer than a slice is current
-	usleep(1_000_000 * ($IdemStress::retention * (0.7 + rand 0.6))) if $self->chance(0.008);
 	return $self->rollback if $self->chance(0.1);
 	$self->commit && $self->done_with($key);
 	return;
@@ -695,6 +693,46 @@ sub run_snapshot
 	return $self->commit;
 }
 
+# Transactions that are open longer than the slice they add to is current.  The
+# retention of their records begins with the commit: until then every claim must
+# find them.
+sub run_slow
+{
+	my ($self) = @_;
+	my $r = $IdemStress::retention;
+	my @key = map { $self->cold } 1 .. 5;
+	my $current;
+	my $committed;
+
+	if ($self->{until} - time() < 2.2 * $r) { usleep(100_000); return; }
+	$self->begin('READ COMMITTED') or return $self->rollback;
+	for my $key (@key)
+	{
+		my $token = $self->claim($key, lease => 10_000) or return $self->rollback;
+		my $exec = $self->business($key) or return $self->rollback;
+		$self->complete($key, $token, $exec, 1) or return $self->rollback;
+		$self->call('look', "SELECT slice FROM idem_record WHERE idempotency_key = '$key'") or return $self->rollback;
+		$current = $self->{out};
+	}
+	while (time() < $self->{until})
+	{
+		$self->call('look', "SELECT state FROM idem_ring WHERE slice = $current") or return $self->rollback;
+		last if $self->{out} ne 'current' && $self->{out} ne '';
+		usleep(20_000);
+	}
+	usleep(250_000 * $r);
+	$self->commit or return;
+	$committed = time();
+	while (time() < $committed + 0.95 * $r && time() < $self->{until})
+	{
+		my $key = $self->pick(@key);
+		my $token = $self->claim($key);
+		if ($token) { $self->release($key, $token); return; }
+		usleep(20_000);
+	}
+	return;
+}
+
 sub run_killer
 {
 	my ($self) = @_;
@@ -703,7 +741,7 @@ sub run_killer
 
 	$self->nap(150);
 	$self->call('kill', "SELECT $what(pid) FROM (SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'stress %'"
-		  . " AND pid <> pg_backend_pid() $where ORDER BY random() LIMIT 1) s");
+		  . " AND application_name NOT LIKE '%.slow%' AND pid <> pg_backend_pid() $where ORDER BY random() LIMIT 1) s");
 	return;
 }
 
@@ -879,12 +917,12 @@ sub check_tokens
 	for my $key (keys %{ $self->{claims} })
 	{
 		my @claims = sort { $a->{t0} <=> $b->{t0} } @{ $self->{claims}{$key} };
-		my %claim;
-		for my $c (@claims) { $claim{ $c->{tok} } //= $c; }
 		for my $w (@{ $self->{writes}{$key} })
 		{
 			next unless $w->{op} =~ /^(?:complete|fail|release|renew|checkpoint)$/;
-			my $own = $claim{ $w->{tok} } or next;
+			# after the key was forgotten or purged, an old token may claim it again
+			my ($own) = grep { $_->{tok} eq $w->{tok} && $_->{t0} < $w->{t0} } reverse @claims;
+			next unless $own;
 			for my $c (@claims)
 			{
 				last if $c->{t0} > $w->{t0};

@@ -117,10 +117,12 @@ sub client
 	my (%arg) = @_;
 	my $s   = session($node, name => "client $arg{worker}");
 	my %saw = (claimed => 0, executed => 0, in_progress => 0, serialization => 0);
+	my $deadline = time + $IdemTest::timeout;
 
 	$s->q('SELECT pg_advisory_lock_shared(1)');
 	while (!defined $saw{final})
 	{
+		die 'no final answer' if time > $deadline;
 		my $state = ask($s, \%saw, %arg);
 		next if $state eq '00000';
 		die "unexpected $state: $s->{err}" if $state ne '40001';

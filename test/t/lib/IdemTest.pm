@@ -101,6 +101,7 @@ sub run_workers
 	my @reader;
 	my @result;
 	my @pid;
+	my @failure;
 
 	for my $i (0 .. $n - 1)
 	{
@@ -128,9 +129,10 @@ sub run_workers
 		while (sysread($reader[$i], $bytes, 65536, length $bytes)) { }
 		waitpid $pid[$i], 0;
 		my ($value, $error) = @{ Storable::thaw($bytes) || [ undef, 'worker died' ] };
-		die "worker $i: $error" if $error;
+		push @failure, "worker $i: $error" if $error;
 		$result[$i] = $value;
 	}
+	die join '', @failure if @failure;
 	return @result;
 }
 
