@@ -62,6 +62,8 @@ SELECT idem_canonical('{"x\uffff":7,"x\udbff\udfff":5,"x\ud800\udc00":4,"x\ue000
 -- the same with names whose lengths make jsonb hand them over the other way round
 SELECT idem_canonical('{"\ue000---":3,"\uffff----":4,"\ud800\udc00":1,"\udbff\udfff-":2}')
     = E'{"\U00010000":1,"\U0010FFFF-":2,"\uE000---":3,"\uFFFF----":4}' AS order_of_surrogates;
+SELECT idem_canonical('{"\ue000":2,"\ud800\udc00":1}') = E'{"\U00010000":1,"\uE000":2}' AS first_edge,
+    idem_canonical('{"\uffff":2,"\udbff\udfff":1}') = E'{"\U0010FFFF":1,"\uFFFF":2}' AS last_edge;
 
 -- jsonb's own order is by length
 SELECT idem_canonical('{"b":1,"aa":2,"":3,"B":4,"a":5,"a ":6,"Aa":7}');

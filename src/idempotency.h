@@ -255,7 +255,7 @@ typedef void (*IdemVisit) (IdemRecord *rec, void *arg);
 extern void idem_store_scan_open(const IdemCatalog *cat, IdemVisit visit, void *arg);
 extern void idem_store_wait_row(IdemStore *st, IdemProbe *probe);
 extern void idem_store_wait_xact(IdemStore *st, IdemProbe *probe);
-extern HeapTuple idem_store_read(const IdemCatalog *cat, const text *key, Snapshot snapshot, TupleDesc desc);
+extern HeapTupleHeader idem_store_read(const IdemCatalog *cat, const text *key, Snapshot snapshot, TupleDesc desc);
 
 /* ---- state.c: pure ---- */
 typedef enum IdemStanding

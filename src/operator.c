@@ -7,11 +7,12 @@
  *	call		stands as								becomes
  *	retry		unknown, failed, exhausted, waiting		retryable_failed, due now
  *	resolve		unknown									succeeded or failed
- *	revoke		held, lapsed							processing, lease over, token dead
+ *	revoke		processing as stored					processing, lease over, token dead
  *	forget		anything but held or lapsed				no record
  *
  * Anything else is ID003.  "Stands as" is state.c's, so it makes no difference
- * whether a reaper has stored a lapse.  Each change writes one row of idem_audit
+ * whether a reaper has stored a lapse; but for revoke, which ends what only a stored
+ * token can do.  Each change writes one row of idem_audit
  * in the same transaction; a reason is mandatory.  Having EXECUTE is the right
  * to act on records of every role.
  *
@@ -149,12 +150,11 @@ static IdemChange
 apply_revoke(IdemRecord *rec, const IdemPolicy *policy, TimestampTz now, void *arg)
 {
 	OperatorArgs *args = (OperatorArgs *) arg;
-	IdemStanding standing = idem_standing(rec, policy, now);
 	pg_uuid_t	token;
 
 	args->before = *rec;
 	args->changed = false;
-	if (standing != IDEM_HELD && standing != IDEM_LAPSED)
+	if (rec->status != IDEM_PROCESSING)
 		return wrong_state(args, "is not being processed");
 	idem_new_token(NULL, &token);
 	idem_end_lease(rec, now, &token);

@@ -8,6 +8,7 @@
 #include "postgres.h"
 
 #include "access/htup_details.h"
+#include "executor/executor.h"
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "utils/acl.h"
@@ -28,7 +29,7 @@ idem_status(PG_FUNCTION_ARGS)
 {
 	const IdemCatalog *cat;
 	TupleDesc	desc;
-	HeapTuple	tuple;
+	HeapTupleHeader row;
 	text	   *key;
 	bool		isnull;
 
@@ -38,10 +39,10 @@ idem_status(PG_FUNCTION_ARGS)
 		elog(ERROR, "return type must be a row type");
 	desc = BlessTupleDesc(desc);
 
-	tuple = idem_store_read(cat, key, GetActiveSnapshot(), desc);
-	if (tuple == NULL)
+	row = idem_store_read(cat, key, GetActiveSnapshot(), desc);
+	if (row == NULL)
 		PG_RETURN_NULL();
 	if (!idem_may_read_all(cat))
-		idem_check_owner(DatumGetObjectId(heap_getattr(tuple, ANUM_OWNER, desc, &isnull)));
-	PG_RETURN_DATUM(HeapTupleGetDatum(tuple));
+		idem_check_owner(DatumGetObjectId(GetAttributeByNum(row, ANUM_OWNER, &isnull)));
+	PG_RETURN_HEAPTUPLEHEADER(row);
 }

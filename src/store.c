@@ -56,11 +56,11 @@
 #include "access/detoast.h"
 #include "access/genam.h"
 #include "access/heapam.h"
-#include "access/heaptoast.h"
 #include "access/table.h"
 #include "access/tableam.h"
 #include "catalog/pg_type.h"
 #include "executor/executor.h"
+#include "funcapi.h"
 #include "miscadmin.h"
 #include "storage/latch.h"
 #include "storage/lmgr.h"
@@ -399,14 +399,14 @@ idem_store_snapshot_sees(const IdemCatalog *cat, const text *key)
 	return found;
 }
 
-static HeapTuple
+static HeapTupleHeader
 read_partition(Relation rel, const text *key, Snapshot snapshot, TupleDesc desc)
 {
 	Relation	index = open_primary_key(rel);
 	TupleTableSlot *slot = table_slot_create(rel, NULL);
 	ScanKeyData scankey;
 	IndexScanDesc scan;
-	HeapTuple	tuple = NULL;
+	HeapTupleHeader row = NULL;
 
 	key_scankey(&scankey, key);
 	scan = index_beginscan_compat(rel, index, snapshot, 1);
@@ -414,28 +414,32 @@ read_partition(Relation rel, const text *key, Snapshot snapshot, TupleDesc desc)
 	if (index_getnext_slot(scan, ForwardScanDirection, slot))
 	{
 		slot_getallattrs(slot);
-		tuple = toast_flatten_tuple(heap_form_tuple(desc, slot->tts_values, slot->tts_isnull), desc);
+		row = DatumGetHeapTupleHeader(HeapTupleGetDatum(heap_form_tuple(desc, slot->tts_values,
+																		slot->tts_isnull)));
 	}
 	index_endscan(scan);
 	ExecDropSingleTupleTableSlot(slot);
 	index_close(index, AccessShareLock);
-	return tuple;
+	return row;
 }
 
-/* The whole row as the snapshot sees it, without TOAST pointers; NULL if none. */
-HeapTuple
+/*
+ * The whole row as the snapshot sees it, as a composite value without TOAST
+ * pointers; NULL if there is none.
+ */
+HeapTupleHeader
 idem_store_read(const IdemCatalog *cat, const text *key, Snapshot snapshot, TupleDesc desc)
 {
-	HeapTuple	tuple = NULL;
+	HeapTupleHeader row = NULL;
 
-	for (int i = 0; i <= IDEM_RING_SLICES && tuple == NULL; i++)
+	for (int i = 0; i <= IDEM_RING_SLICES && row == NULL; i++)
 	{
 		Relation	rel = table_open(cat->slices[i], AccessShareLock);
 
-		tuple = read_partition(rel, key, snapshot, desc);
+		row = read_partition(rel, key, snapshot, desc);
 		table_close(rel, AccessShareLock);
 	}
-	return tuple;
+	return row;
 }
 
 /* ---- writing ---- */

@@ -5,13 +5,17 @@
 #
 #	test/bench/purge.sh [RECORDS]			default 10000000 (about 10 GB of disk), fsync on
 #
-# Builds the extension into a temporary folder, starts a server of its own there,
-# and cleans up.  PG_CONFIG chooses the server.
+# On a server of its own in a temporary folder, removed at exit.  PGVER chooses the major (15).
 set -euo pipefail
 N=${1:-10000000}
 OPEN=1000
-. "$(dirname "$0")/server.sh"
+. "$(dirname "$0")/../lib.sh"
 
+sql() { as_postgres psql -X -A -t -v ON_ERROR_STOP=1 -d postgres "$@"; }
+
+need_packages
+private_copy
+build_and_stage
 server_start 'fsync = on' 'synchronous_commit = on' 'shared_buffers = 512MB' 'maintenance_work_mem = 256MB' \
 	'max_wal_size = 16GB' 'checkpoint_timeout = 1h' 'autovacuum = off' 'jit = off'
 sql -q -v open="$OPEN" < "$ROOT/test/bench/purge.sql"
@@ -21,12 +25,30 @@ num() { sql -c "$1"; }
 lsn() { num 'SELECT pg_current_wal_insert_lsn() - '"'0/0'::pg_lsn"; }
 bytes() { num "SELECT pg_total_relation_size('$1')"; }
 dead() { num "SELECT pg_stat_force_next_flush(), pg_stat_clear_snapshot(), pg_stat_get_dead_tuples('$1'::regclass)" 2>/dev/null | cut -d'|' -f3; }
-# Runs SQL; sets SECONDS_ and WAL_
+# Runs SQL; sets ANSWER, SECONDS_ (without connecting) and WAL_
 measure() {
-	local from=$(lsn) began=$(date +%s.%N)
-	ANSWER=$(sql -c "$1")
-	SECONDS_=$(awk -v a="$began" -v b="$(date +%s.%N)" 'BEGIN { printf "%.3f", b - a }')
+	local from=$(lsn) out
+	out=$(sql -c '\timing on' -c "$1")
+	ANSWER=$(head -1 <<< "$out" | grep -v '^Timing' || sed -n 2p <<< "$out")
+	SECONDS_=$(awk '/^Time: / { printf "%.3f", $2 / 1000 }' <<< "$out")
 	WAL_=$(($(lsn) - from))
+}
+# Longest claim and completion of one client, ms, while a command runs.
+cat > "$W/claim.sql" <<'SQL'
+\set n random(1, 1000000000000)
+BEGIN;
+SELECT owner_token AS token FROM idem_claim('meanwhile' || :n, '{"amount": 1}') \gset
+SELECT idem_complete('meanwhile' || :n, :token);
+COMMIT;
+SQL
+meanwhile() {
+	local load
+	as_postgres pgbench -n -c 1 -T 6 -M prepared -l --log-prefix="$W/latency" -f "$W/claim.sql" postgres > "$W/meanwhile.log" 2>&1 &
+	load=$!
+	sleep 2
+	"$@"
+	wait "$load"
+	LONGEST=$(awk '$3 > m { m = $3 } END { printf "%.1f", m / 1000 }' "$W"/latency.*)
 }
 # Fastest of 51 calls, ms (a median would show who else uses the machine): reap, claim_due, stats
 costs() { num "SELECT concat_ws(' ', cost('SELECT idem_reap()'), cost('SELECT count(*) FROM idem_claim_due(NULL, 10)'), cost('SELECT count(*) FROM idem_stats'))"; }
@@ -48,10 +70,10 @@ sql -q -c 'CREATE TABLE plain (LIKE idem_record)' -c 'INSERT INTO plain SELECT *
 step "purging by idem_reap()"
 t_before=$(bytes idem_record_1)
 sql -q -c "UPDATE idem_ring SET closed_at = now() - interval '8 days' WHERE slice = 1"
-measure 'SELECT purged FROM idem_reap()'
+meanwhile measure 'SELECT purged FROM idem_reap()'
 [ "$ANSWER" = 1 ] || { echo "idem_reap() purged nothing: $ANSWER"; exit 1; }
 t_time=$SECONDS_ t_wal=$WAL_ t_after=$(bytes idem_record_1) t_dead=$(dead idem_record_1)
-left=$(num 'SELECT count(*) FROM idem_record WHERE slice > 0')
+left=$(num 'SELECT count(*) FROM idem_record_1')
 
 step "deleting in batches of 10000"
 sql -q -c 'CHECKPOINT'
@@ -74,6 +96,9 @@ line 'bytes with indexes, before' "$t_before" "$d_before" "$d_mid" ''
 line 'bytes with indexes, after' "$t_after" "$d_mid" "$d_after" ''
 line 'dead rows after' "$t_dead" "$d_dead" "$v_dead" ''
 line 'finished records left' "$left" "$(num 'SELECT count(*) FROM plain')" '' ''
+echo
+echo "(WAL beside idem_reap() includes that of another client, which claimed and completed meanwhile)"
+echo "longest claim and completion of another client during idem_reap(): $LONGEST ms"
 echo
 line 'fastest of 51 calls, ms' 'no history' "$N finished" '' 'ratio'
 line 'idem_reap()' "$reap0" "$reapn" '' "$(ratio "$reapn" "$reap0")"

@@ -25,7 +25,7 @@ sql() { run_pg psql -X -A -t -v ON_ERROR_STOP=1 -d postgres "$@"; }
 # The job is a subshell: end what it runs, then it.
 stop_job() {
 	local child
-	for child in $(ps -o pid= --ppid "$1" 2>/dev/null); do stop_job "$child"; done
+	for child in $(cat "/proc/$1/task/$1/children" 2>/dev/null); do stop_job "$child"; done
 	kill "$1" 2>/dev/null || true
 	wait "$1" 2>/dev/null || true
 }

@@ -752,7 +752,7 @@ use Time::HiRes qw(time);
 sub new
 {
 	my ($class) = @_;
-	return bless { writes => {}, claims => {}, execs => {}, replays => [], bad => [], count => {} }, $class;
+	return bless { writes => {}, claims => {}, execs => {}, replays => [], bad => [], count => {}, committed => {} }, $class;
 }
 
 my $line_re = qr/^\{"c":"([^"]*)","x":(\d+),"auto":(\d),"t0":([\d.]+),"t1":([\d.]+),"op":"(\w+)","key":"([^"]*)","tok":"([^"]*)","exec":"([^"]*)","st":"(\w+)","ok":(\d),"ans":"(.*)"\}$/;
@@ -971,16 +971,15 @@ sub check_business
 {
 	my ($self, $t) = @_;
 	my @out;
-	my %committed;
+	my $committed = $self->{committed};
 
 	for my $key (keys %{ $t->{business} })
 	{
 		my @rows = @{ $t->{business}{$key} };
-		my %claim = map { ("$_->{c}#$_->{key}#$_->{tok}" => $_) } @{ $self->{claims}{$key} };
 		for my $i (0 .. $#rows)
 		{
 			my $e = $self->{execs}{ $rows[$i]{exec} };
-			$committed{ $rows[$i]{exec} } = 1;
+			$committed->{ $rows[$i]{exec} } = 1;
 			$rows[$i]{sent} = $e && $e->{op} eq 'business' && $e->{sent} ? $e->{sent} : $rows[$i]{at};
 			next if $i == 0;
 			my ($a, $b) = @rows[ $i - 1, $i ];
@@ -1009,8 +1008,8 @@ sub check_business
 	for my $exec (keys %{ $self->{execs} })
 	{
 		my $e = $self->{execs}{$exec};
-		push @out, "acknowledged execution has no business row: " . show($e) if $e->{fate} eq 'committed' && !$committed{$exec};
-		push @out, "execution that was rolled back has a business row: " . show($e) if $e->{fate} eq 'aborted' && $committed{$exec};
+		push @out, "acknowledged execution has no business row: " . show($e) if $e->{fate} eq 'committed' && !$committed->{$exec};
+		push @out, "execution that was rolled back has a business row: " . show($e) if $e->{fate} eq 'aborted' && $committed->{$exec};
 	}
 	for my $r (@{ $self->{replays} })
 	{
@@ -1018,7 +1017,7 @@ sub check_business
 		next if $exec eq '~' || $exec eq 'resolved';
 		my $e = $self->{execs}{$exec};
 		next if $e && $e->{c} eq $claim->{c} && $e->{x} == $claim->{x};
-		push @out, "replay of what never was committed: $exec: " . show($claim) unless $committed{$exec};
+		push @out, "replay of what never was committed: $exec: " . show($claim) unless $committed->{$exec};
 		push @out, "replay before the commit: $exec: " . show($claim) if $e && $e->{op} eq 'business' && $e->{sent} && $claim->{t1} < $e->{sent};
 		push @out, "replay from behind the snapshot: $exec: " . show($claim)
 		  if $e && $e->{op} eq 'business' && $e->{sent} && $claim->{snapshot} && $e->{sent} > $claim->{snapshot};
@@ -1042,11 +1041,25 @@ sub check
 		'SET enable_indexscan = off; SET enable_indexonlyscan = off; SET enable_bitmapscan = off;'
 		  . ' SELECT idempotency_key, count(*) FROM idem_record GROUP BY 1 HAVING count(*) > 1; RESET ALL');
 	push @out, $self->check_writes, $self->check_tokens, $self->check_business($t);
-	# Memory and time stay bounded: older events cannot meet younger ones any more,
-	# except through the tables, which are read whole.
+	$self->forget_old($s, $t);
+	return @out;
+}
+
+# Events of a round cannot meet those of the next one except through the tables,
+# and business rows cannot clash once they are far older than the retention.
+sub forget_old
+{
+	my ($self, $s, $t) = @_;
+	my $border = $t->{before} - 10 * $IdemStress::retention;
+
 	$self->{replays} = [];
 	$self->{$_} = {} for qw(writes claims ends);
-	return @out;
+	$s->q("DELETE FROM business WHERE at < to_timestamp($border)");
+	for my $exec (keys %{ $self->{execs} })
+	{
+		delete $self->{execs}{$exec} if $self->{execs}{$exec}{t1} < $border;
+	}
+	return;
 }
 
 sub counts { return $_[0]->{count}; }

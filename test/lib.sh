@@ -1,0 +1,91 @@
+# lib.sh - sourced by the runner scripts: packages, a private copy, a throw-away server.
+#
+#	need_packages			installs what is missing, with apt
+#	private_copy			copies the tree to $W/src, owned by user postgres
+#	build_and_stage [CFLAGS]	builds there and installs into $W/stage
+#	server_start [LINE...]	starts a server on a socket in $W, further lines for postgresql.conf
+#	as_postgres COMMAND...	runs in $W/src with PGHOST, PGPORT, PATH set for it
+#
+# Everything lives in $W and is stopped and removed at exit; the system's PostgreSQL is
+# not touched.  PGVER chooses the major.  Needs root, or sudo without a password.
+
+PGVER=${PGVER:-15}
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+BIN=/usr/lib/postgresql/$PGVER/bin
+PGXS_DIR=/usr/lib/postgresql/$PGVER/lib/pgxs/src/test
+export LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive
+
+if [ "$(id -u)" -ne 0 ]; then
+	exec sudo --preserve-env=PGVER,IDEM_NO_NODE,IDEM_NO_APT,CI bash "$0" "$@"
+fi
+
+have() { [ "$(dpkg-query -W -f '${db:Status-Abbrev}' "$1" 2>/dev/null)" = 'ii ' ]; }
+
+# A new postgresql-15 would make and start a cluster of its own: tell it not to.
+keep_from_making_clusters() {
+	local conf=/etc/postgresql-common/createcluster.conf
+	have "postgresql-$PGVER" && return
+	mkdir -p "${conf%/*}"
+	[ -e "$conf" ] || echo 'create_main_cluster = false' > "$conf"
+	grep -q '^create_main_cluster' "$conf" || echo 'create_main_cluster = false' >> "$conf"
+}
+
+need_packages() {
+	local missing=() p
+	for p in "postgresql-$PGVER" "postgresql-server-dev-$PGVER" gcc make libipc-run-perl python3 python3-psycopg procps "$@"; do
+		have "$p" || missing+=("$p")
+	done
+	[ ${#missing[@]} -eq 0 ] || [ -n "${IDEM_NO_APT:-}" ] && return
+	echo "installing ${missing[*]}" >&2
+	keep_from_making_clusters
+	apt-get update -qq >&2
+	apt-get install -y -qq --no-install-recommends "${missing[@]}" >&2
+}
+
+cleanup() {
+	local status=$?
+	trap - EXIT
+	if [ -f "$W/data/postmaster.pid" ]; then as_postgres pg_ctl -D "$W/data" -m immediate -w stop > /dev/null 2>&1 || true; fi
+	if [ -n "${KEEP:-}" ]; then echo "kept: $W" >&2; else rm -rf "$W"; fi
+	exit $status
+}
+
+private_copy() {
+	W=$(mktemp -d "${TMPDIR:-/tmp}/idem.XXXXXX")
+	trap cleanup EXIT
+	trap 'exit 130' INT TERM
+	chmod 755 "$W"
+	mkdir "$W/src"
+	(cd "$ROOT" && tar -cf - --exclude=./.git --exclude='*.o' --exclude='*.so' --exclude='*.bc' --exclude=./tmp_check .) | tar -xf - -C "$W/src"
+	chown -R postgres: "$W"
+}
+
+as_postgres() {
+	(cd "$W/src" && exec runuser -u postgres -- env HOME="$W" PGHOST="$W" PGPORT=5432 PGUSER=postgres \
+		PATH="$BIN:$PATH" PG_CONFIG="$BIN/pg_config" "$@")
+}
+
+build_and_stage() {
+	as_postgres make -s with_llvm=no COPT="${1:-}" PG_CONFIG="$BIN/pg_config"
+	as_postgres make -s with_llvm=no install DESTDIR="$W/stage" PG_CONFIG="$BIN/pg_config"
+	{
+		echo "dynamic_library_path = '$W/stage$("$BIN/pg_config" --pkglibdir):\$libdir'"
+		if [ "$PGVER" -ge 18 ]; then
+			echo "extension_control_path = '$W/stage$("$BIN/pg_config" --sharedir):\$system'"
+		else
+			echo "extension_destdir = '$W/stage'"
+		fi
+	} > "$W/temp.conf"
+}
+
+server_start() {
+	as_postgres initdb -D "$W/data" -A trust -E UTF8 --locale=C.UTF-8 > /dev/null
+	{
+		cat "$W/temp.conf"
+		echo "listen_addresses = ''"
+		echo "unix_socket_directories = '$W'"
+		echo "max_connections = 100"
+		printf '%s\n' "$@"
+	} >> "$W/data/postgresql.conf"
+	as_postgres pg_ctl -D "$W/data" -l "$W/server.log" -w start > /dev/null || { cat "$W/server.log" >&2; exit 1; }
+}
