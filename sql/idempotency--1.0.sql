@@ -109,6 +109,34 @@ COMMENT ON COLUMN @extschema@.idem_ring.opened_at IS 'when the slice became curr
 COMMENT ON COLUMN @extschema@.idem_ring.closed_at IS 'when the last transaction that added to it was known to be over; the retention counts from here';
 
 ------------------------------------------------------------------------------
+-- Keys and digests
+------------------------------------------------------------------------------
+
+CREATE FUNCTION @extschema@.idem_key(tenant text, operation text, business_id text) RETURNS text
+    LANGUAGE c IMMUTABLE PARALLEL SAFE AS 'MODULE_PATHNAME';
+COMMENT ON FUNCTION @extschema@.idem_key(text, text, text) IS 'three-part key tenant:operation:business_id, with % and : escaped';
+
+CREATE FUNCTION @extschema@.idem_key_parts(key text, OUT tenant text, OUT operation text, OUT business_id text) RETURNS record
+    LANGUAGE c IMMUTABLE PARALLEL SAFE AS 'MODULE_PATHNAME';
+COMMENT ON FUNCTION @extschema@.idem_key_parts(text) IS 'parts of a three-part key; NULLs for an opaque key';
+
+CREATE FUNCTION @extschema@.idem_downstream_key(key text, step text) RETURNS uuid
+    LANGUAGE c IMMUTABLE PARALLEL SAFE AS 'MODULE_PATHNAME';
+COMMENT ON FUNCTION @extschema@.idem_downstream_key(text, text) IS 'identifier to send to a downstream service, the same for every attempt of the key';
+
+CREATE FUNCTION @extschema@.idem_canonical(request jsonb, ignore text[] DEFAULT '{}') RETURNS text
+    LANGUAGE c IMMUTABLE PARALLEL SAFE AS 'MODULE_PATHNAME';
+COMMENT ON FUNCTION @extschema@.idem_canonical(jsonb, text[]) IS 'canonical text of a request (RFC 8785, numbers exact), without the members that ignore points at';
+
+CREATE FUNCTION @extschema@.idem_digest(request jsonb, ignore text[] DEFAULT '{}') RETURNS bytea
+    LANGUAGE c IMMUTABLE PARALLEL SAFE AS 'MODULE_PATHNAME';
+COMMENT ON FUNCTION @extschema@.idem_digest(jsonb, text[]) IS 'digest version 1 of a request: 0x01 and SHA-256 of the canonical text in UTF-8';
+
+CREATE FUNCTION @extschema@.idem_keyed_digest(request jsonb, secret bytea, ignore text[] DEFAULT '{}') RETURNS bytea
+    LANGUAGE c IMMUTABLE PARALLEL SAFE AS 'MODULE_PATHNAME';
+COMMENT ON FUNCTION @extschema@.idem_keyed_digest(jsonb, bytea, text[]) IS 'digest of a request with few possible values: 0x81 and HMAC-SHA-256 of the canonical text in UTF-8';
+
+------------------------------------------------------------------------------
 -- Policies
 ------------------------------------------------------------------------------
 
@@ -133,7 +161,7 @@ CREATE TABLE @extschema@.idem_policy (
         CONSTRAINT idem_policy_on_lease_expiry CHECK (on_lease_expiry = ANY (ARRAY['retry', 'unknown'])),
     store_request boolean NOT NULL DEFAULT false,
     digest_ignore text[] NOT NULL DEFAULT '{}'
-        CONSTRAINT idem_policy_digest_ignore CHECK (array_position(digest_ignore, NULL) IS NULL AND array_position(digest_ignore, '') IS NULL),
+        CONSTRAINT idem_policy_digest_ignore CHECK (@extschema@.idem_canonical('null', digest_ignore) IS NOT NULL),
     retryable_codes text[] NOT NULL DEFAULT '{}'
         CONSTRAINT idem_policy_retryable_codes CHECK (array_position(retryable_codes, NULL) IS NULL),
     permanent_codes text[] NOT NULL DEFAULT '{}'
@@ -237,34 +265,6 @@ SELECT pg_extension_config_dump('@extschema@.idem_record_3', '');
 SELECT pg_extension_config_dump('@extschema@.idem_record_4', '');
 SELECT pg_extension_config_dump('@extschema@.idem_ring', '');
 SELECT pg_extension_config_dump('@extschema@.idem_policy', '');
-
-------------------------------------------------------------------------------
--- Keys and digests
-------------------------------------------------------------------------------
-
-CREATE FUNCTION @extschema@.idem_key(tenant text, operation text, business_id text) RETURNS text
-    LANGUAGE c IMMUTABLE PARALLEL SAFE AS 'MODULE_PATHNAME';
-COMMENT ON FUNCTION @extschema@.idem_key(text, text, text) IS 'three-part key tenant:operation:business_id, with % and : escaped';
-
-CREATE FUNCTION @extschema@.idem_key_parts(key text, OUT tenant text, OUT operation text, OUT business_id text) RETURNS record
-    LANGUAGE c IMMUTABLE PARALLEL SAFE AS 'MODULE_PATHNAME';
-COMMENT ON FUNCTION @extschema@.idem_key_parts(text) IS 'parts of a three-part key; NULLs for an opaque key';
-
-CREATE FUNCTION @extschema@.idem_downstream_key(key text, step text) RETURNS uuid
-    LANGUAGE c IMMUTABLE PARALLEL SAFE AS 'MODULE_PATHNAME';
-COMMENT ON FUNCTION @extschema@.idem_downstream_key(text, text) IS 'identifier to send to a downstream service, the same for every attempt of the key';
-
-CREATE FUNCTION @extschema@.idem_canonical(request jsonb, ignore text[] DEFAULT '{}') RETURNS text
-    LANGUAGE c IMMUTABLE PARALLEL SAFE AS 'MODULE_PATHNAME';
-COMMENT ON FUNCTION @extschema@.idem_canonical(jsonb, text[]) IS 'canonical text of a request (RFC 8785, numbers exact), without the members that ignore points at';
-
-CREATE FUNCTION @extschema@.idem_digest(request jsonb, ignore text[] DEFAULT '{}') RETURNS bytea
-    LANGUAGE c IMMUTABLE PARALLEL SAFE AS 'MODULE_PATHNAME';
-COMMENT ON FUNCTION @extschema@.idem_digest(jsonb, text[]) IS 'digest version 1 of a request: 0x01 and SHA-256 of the canonical text in UTF-8';
-
-CREATE FUNCTION @extschema@.idem_keyed_digest(request jsonb, secret bytea, ignore text[] DEFAULT '{}') RETURNS bytea
-    LANGUAGE c IMMUTABLE PARALLEL SAFE AS 'MODULE_PATHNAME';
-COMMENT ON FUNCTION @extschema@.idem_keyed_digest(jsonb, bytea, text[]) IS 'digest of a request with few possible values: 0x81 and HMAC-SHA-256 of the canonical text in UTF-8';
 
 ------------------------------------------------------------------------------
 -- Claiming and finishing

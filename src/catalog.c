@@ -10,14 +10,20 @@
  * callback only clears flags: it may run at any time, so it must not look
  * anything up.
  *
+ * Also here: reading the small tables idem_ring and idem_policy.
+ *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
 
 #include "access/htup_details.h"
+#include "access/tableam.h"
 #include "catalog/pg_proc.h"
+#include "executor/tuptable.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
+#include "utils/rel.h"
+#include "utils/snapmgr.h"
 #include "utils/syscache.h"
 
 #include "idempotency.h"
@@ -92,4 +98,29 @@ idem_catalog(Oid function)
 	cache.audit = table_in(schema, "idem_audit");
 	cache_valid = true;
 	return &cache;
+}
+
+/*
+ * Calls visit for every row of a small table of ours in its latest committed
+ * state, our own changes included.  All versions are read and each is judged by the
+ * latest snapshot: so a SERIALIZABLE transaction takes no predicate lock on the
+ * table, which it would otherwise hold against every change of it.
+ */
+void
+idem_scan_latest(Relation rel, void (*visit) (TupleTableSlot *slot, void *arg), void *arg)
+{
+	Snapshot	latest = RegisterSnapshot(GetLatestSnapshot());
+	TupleTableSlot *slot = table_slot_create(rel, NULL);
+	TableScanDesc scan = table_beginscan(rel, SnapshotAny, 0, NULL);
+
+	while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
+	{
+		if (!table_tuple_satisfies_snapshot(rel, slot, latest))
+			continue;
+		slot_getallattrs(slot);
+		visit(slot, arg);
+	}
+	table_endscan(scan);
+	ExecDropSingleTupleTableSlot(slot);
+	UnregisterSnapshot(latest);
 }

@@ -361,7 +361,9 @@ idem_renew(PG_FUNCTION_ARGS)
 /*
  * Undoes the claim.  A first attempt leaves nothing.  A failed record is due
  * again.  A record that had been taken over from a lapsed lease stands lapsed
- * again, under a token that nobody was given.
+ * again, under a token that nobody was given.  The holder's token is forgotten, not
+ * buried: as before the claim, and however often a worker takes and gives
+ * back, the record does not grow.
  */
 static IdemChange
 apply_release(IdemRecord *rec, const IdemPolicy *policy, TimestampTz now, void *arg)
@@ -369,6 +371,7 @@ apply_release(IdemRecord *rec, const IdemPolicy *policy, TimestampTz now, void *
 	if (rec->previous == IDEM_PREVIOUS_NONE)
 		return IDEM_REMOVE;
 	rec->attempts--;
+	rec->has_token = false;
 	if (rec->previous == IDEM_PREVIOUS_LEASE_EXPIRED)
 	{
 		pg_uuid_t	token;

@@ -22,6 +22,7 @@
 #include "access/xact.h"
 #include "datatype/timestamp.h"
 #include "access/tupdesc.h"
+#include "executor/tuptable.h"
 #include "fmgr.h"
 #include "storage/itemptr.h"
 #include "utils/array.h"
@@ -153,6 +154,7 @@ typedef struct IdemCatalog
 
 extern const IdemCatalog *idem_catalog(Oid function);
 extern void idem_catalog_init(void);
+extern void idem_scan_latest(Relation rel, void (*visit) (TupleTableSlot *slot, void *arg), void *arg);
 
 /* ---- policy_cache.c ---- */
 extern const IdemPolicy *idem_policy_get(const IdemCatalog *cat, const text *operation);
@@ -221,7 +223,7 @@ typedef struct IdemPart
 	Relation	rel;			/* NULL = not open */
 	Relation	index;
 	struct IndexScanDescData *scan;
-	struct TupleTableSlot *slot;
+	TupleTableSlot *slot;
 	SnapshotData dirty;
 	struct IdemWriter *writer;	/* NULL = nothing written yet */
 } IdemPart;

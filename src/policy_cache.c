@@ -16,19 +16,17 @@
  */
 #include "postgres.h"
 
-#include "access/genam.h"
 #include "access/htup_details.h"
 #include "access/table.h"
 #include "commands/trigger.h"
 #include "executor/spi.h"
+#include "executor/tuptable.h"
 #include "utils/builtins.h"
-#include "utils/fmgroids.h"
 #include "utils/hsearch.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/rel.h"
-#include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
 #include "compat.h"
@@ -132,16 +130,8 @@ jitter_code(Datum value)
 
 /* Arrays are allocated in the current memory context. */
 static void
-decode_policy(HeapTuple tuple, TupleDesc desc, IdemPolicy *policy)
+decode_policy(const Datum *v, const bool *n, IdemPolicy *policy)
 {
-	Datum		v[NATTS_POLICY];
-	bool		n[NATTS_POLICY];
-
-	if (desc->natts != NATTS_POLICY)
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("table \"idem_policy\" does not fit the loaded library")));
-	heap_deform_tuple(tuple, desc, v, n);
 	policy->lease = interval_or(v[POLICY_LEASE], false, 0);
 	policy->max_attempts = DatumGetInt32(v[POLICY_MAX_ATTEMPTS]);
 	policy->max_elapsed = interval_or(v[POLICY_MAX_ELAPSED], n[POLICY_MAX_ELAPSED], -1);
@@ -160,37 +150,52 @@ decode_policy(HeapTuple tuple, TupleDesc desc, IdemPolicy *policy)
 	policy->retention = interval_or(v[POLICY_RETENTION], n[POLICY_RETENTION], -1);
 }
 
-static bool
-read_row(Relation rel, Snapshot snapshot, const text *operation, IdemPolicy *policy)
+/* The row of an operation that is looked for, and the row 'default'. */
+typedef struct PolicySearch
 {
-	ScanKeyData key;
-	SysScanDesc scan;
-	HeapTuple	tuple;
-	bool		found;
+	const text *operation;
+	IdemPolicy *policy;
+	bool		found;			/* the operation's own row */
+	bool		found_default;
+} PolicySearch;
 
-	ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_TEXTEQ, PointerGetDatum(operation));
-	scan = systable_beginscan(rel, relation_primary_key_compat(rel), true, snapshot, 1, &key);
-	tuple = systable_getnext(scan);
-	found = HeapTupleIsValid(tuple);
-	if (found)
-		decode_policy(tuple, RelationGetDescr(rel), policy);
-	systable_endscan(scan);
-	return found;
+static bool
+same_text(const text *a, const char *b, int len)
+{
+	return VARSIZE_ANY_EXHDR(a) == len && memcmp(VARDATA_ANY(a), b, len) == 0;
 }
 
-/* Reads the operation's row, else 'default', with the latest snapshot. */
+static void
+visit_policy(TupleTableSlot *slot, void *arg)
+{
+	PolicySearch *search = (PolicySearch *) arg;
+	text	   *name = DatumGetTextPP(slot->tts_values[POLICY_OPERATION]);
+
+	if (same_text(name, VARDATA_ANY(search->operation), VARSIZE_ANY_EXHDR(search->operation)))
+		search->found = true;
+	else if (!search->found && same_text(name, IDEM_DEFAULT_OPERATION, strlen(IDEM_DEFAULT_OPERATION)))
+		search->found_default = true;
+	else
+		return;
+	decode_policy(slot->tts_values, slot->tts_isnull, search->policy);
+}
+
+/* Reads the operation's row, else 'default'. */
 static void
 read_policy(Oid relid, const text *operation, IdemPolicy *policy)
 {
 	Relation	rel = table_open(relid, AccessShareLock);
-	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	PolicySearch search = {.operation = operation, .policy = policy};
 
-	if (!read_row(rel, snapshot, operation, policy) &&
-		!read_row(rel, snapshot, cstring_to_text(IDEM_DEFAULT_OPERATION), policy))
+	if (RelationGetDescr(rel)->natts != NATTS_POLICY)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("table \"idem_policy\" does not fit the loaded library")));
+	idem_scan_latest(rel, visit_policy, &search);
+	if (!search.found && !search.found_default)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("table \"idem_policy\" has no row \"%s\"", IDEM_DEFAULT_OPERATION)));
-	UnregisterSnapshot(snapshot);
 	table_close(rel, AccessShareLock);
 }
 

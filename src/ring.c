@@ -35,17 +35,17 @@
  */
 #include "postgres.h"
 
-#include "access/genam.h"
 #include "access/htup_details.h"
+#include "access/sysattr.h"
 #include "access/table.h"
 #include "access/xact.h"
 #include "catalog/indexing.h"
+#include "executor/tuptable.h"
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
-#include "utils/snapmgr.h"
 
 #include "idempotency.h"
 
@@ -81,6 +81,7 @@ typedef struct Ring
 	const IdemCatalog *cat;
 	Relation	rel;
 	Slice		slices[IDEM_RING_SLICES + 1];
+	bool		found;			/* are there rows? */
 	bool		changed;
 } Ring;
 
@@ -109,43 +110,35 @@ state_code(Datum value)
 }
 
 static void
-take_slice(HeapTuple tuple, TupleDesc desc, Ring *ring)
+take_slice(TupleTableSlot *slot, void *arg)
 {
-	Datum		v[NATTS_RING];
-	bool		n[NATTS_RING];
-	Slice	   *slice;
+	Ring	   *ring = (Ring *) arg;
+	Datum	   *v = slot->tts_values;
+	bool	   *n = slot->tts_isnull;
+	Slice	   *slice = &ring->slices[DatumGetInt16(v[0])];
+	bool		isnull;
 
-	heap_deform_tuple(tuple, desc, v, n);
-	slice = &ring->slices[DatumGetInt16(v[0])];
 	slice->state = state_code(v[1]);
 	slice->opened_at = n[2] ? IDEM_NO_TIME : DatumGetTimestampTz(v[2]);
 	slice->closed_at = n[3] ? IDEM_NO_TIME : DatumGetTimestampTz(v[3]);
-	slice->tid = tuple->t_self;
-	slice->own = TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(tuple->t_data));
+	slice->tid = slot->tts_tid;
+	slice->own = TransactionIdIsCurrentTransactionId(DatumGetTransactionId(slot_getsysattr(slot,
+																						   MinTransactionIdAttributeNumber,
+																						   &isnull)));
+	ring->found = true;
 }
 
 /* Reads the latest state; ring->rel is open.  False if there are no rows. */
 static bool
 read_ring(Ring *ring)
 {
-	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
-	SysScanDesc scan;
-	HeapTuple	tuple;
-	bool		found = false;
-
 	if (RelationGetDescr(ring->rel)->natts != NATTS_RING)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("table \"idem_ring\" does not fit the loaded library")));
-	scan = systable_beginscan(ring->rel, InvalidOid, false, snapshot, 0, NULL);
-	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
-	{
-		take_slice(tuple, RelationGetDescr(ring->rel), ring);
-		found = true;
-	}
-	systable_endscan(scan);
-	UnregisterSnapshot(snapshot);
-	return found;
+	ring->found = false;
+	idem_scan_latest(ring->rel, take_slice, ring);
+	return ring->found;
 }
 
 static int
