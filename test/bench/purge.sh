@@ -70,8 +70,17 @@ sql -q -c 'CREATE TABLE plain (LIKE idem_record)' -c 'INSERT INTO plain SELECT *
 step "purging by idem_reap()"
 t_before=$(bytes idem_record_1)
 sql -q -c "UPDATE idem_ring SET closed_at = now() - interval '8 days' WHERE slice = 1"
-meanwhile measure 'SELECT purged FROM idem_reap()'
-[ "$ANSWER" = 1 ] || { echo "idem_reap() purged nothing: $ANSWER"; exit 1; }
+# The purge gives way to whoever reads the slice at that instant: ask again.
+tries=0
+purge() {
+	while [ "$tries" -lt 100 ]; do
+		tries=$((tries + 1))
+		measure 'SELECT purged FROM idem_reap()'
+		[ "$ANSWER" = 0 ] || return 0
+	done
+}
+meanwhile purge
+[ "$ANSWER" = 1 ] || { echo "idem_reap() purged nothing in $tries calls"; exit 1; }
 t_time=$SECONDS_ t_wal=$WAL_ t_after=$(bytes idem_record_1) t_dead=$(dead idem_record_1)
 left=$(num 'SELECT count(*) FROM idem_record_1')
 
@@ -105,6 +114,7 @@ line 'finished records left' "$left" "$(num 'SELECT count(*) FROM plain')" '' ''
 echo
 echo "(WAL beside idem_reap() includes that of another client, which claimed and completed meanwhile)"
 echo "the file system alone gives back a file of that size in $floor s"
+echo "calls of idem_reap() until no claim was looking into the slice: $tries"
 echo "longest claim and completion of another client during idem_reap(): $LONGEST ms"
 echo
 line 'fastest of 1001 calls, ms' 'no history' "$N finished" '' 'ratio'
