@@ -301,53 +301,63 @@ typedef struct RetryCount
 	int64		skipped;
 } RetryCount;
 
+/* A record to retry, as the search saw it. */
+typedef struct RetryTarget
+{
+	text	   *key;
+	IdemStatus	status;
+} RetryTarget;
+
 /*
- * Keys of failed and waiting records of the operation, read with the caller's
- * rights: at most max of them.  In the current memory context.
+ * Failed and waiting records of the operation, read with the caller's rights: at
+ * most max of them.  In the current memory context.
  */
-static text **
-keys_to_retry(const IdemCatalog *cat, text *operation, text *code, int64 max, uint64 *n)
+static RetryTarget *
+find_targets(const IdemCatalog *cat, text *operation, text *code, int64 max, uint64 *n)
 {
 	MemoryContext result = CurrentMemoryContext;
 	Oid			types[3] = {TEXTOID, TEXTOID, INT8OID};
 	Datum		values[3] = {PointerGetDatum(operation), PointerGetDatum(code), Int64GetDatum(max)};
 	char		nulls[4] = "   ";
-	text	  **keys;
+	RetryTarget *targets;
 	int			level = idem_lock_search_path();
 	char	   *table = quote_qualified_identifier(get_namespace_name(cat->schema), "idem_record");
 
 	nulls[1] = code == NULL ? 'n' : ' ';
 	SPI_connect();
-	if (SPI_execute_with_args(psprintf("SELECT idempotency_key FROM %s"
+	if (SPI_execute_with_args(psprintf("SELECT idempotency_key, status FROM %s"
 									   " WHERE operation = $1 AND ($2 IS NULL OR error_code = $2)"
 									   " AND (status = 'failed' OR status = 'retryable_failed')"
 									   " ORDER BY updated_at, idempotency_key LIMIT $3", table),
 							  3, types, values, nulls, false, 0) != SPI_OK_SELECT)
 		elog(ERROR, "could not look for records to retry");
 	*n = SPI_processed;
-	keys = (text **) MemoryContextAlloc(result, sizeof(text *) * Max(*n, 1));
+	targets = (RetryTarget *) MemoryContextAlloc(result, sizeof(RetryTarget) * Max(*n, 1));
 	for (uint64 i = 0; i < *n; i++)
 	{
 		bool		isnull;
 		MemoryContext old = MemoryContextSwitchTo(result);
+		HeapTuple	tuple = SPI_tuptable->vals[i];
 
-		keys[i] = DatumGetTextPCopy(SPI_getbinval(SPI_tuptable->vals[i], SPI_tuptable->tupdesc, 1, &isnull));
+		targets[i].key = DatumGetTextPCopy(SPI_getbinval(tuple, SPI_tuptable->tupdesc, 1, &isnull));
+		targets[i].status = idem_status_code(DatumGetTextPP(SPI_getbinval(tuple, SPI_tuptable->tupdesc, 2,
+																		  &isnull)));
 		MemoryContextSwitchTo(old);
 	}
 	SPI_finish();
 	AtEOXact_GUC(true, level);
-	return keys;
+	return targets;
 }
 
 static void
-retry_one(const IdemCatalog *cat, text *key, text *reason, RetryCount *counts)
+retry_one(const IdemCatalog *cat, const RetryTarget *target, text *reason, RetryCount *counts)
 {
 	OperatorArgs args = {.quiet = true};
 	IdemStore	st;
 	bool		done;
 
 	idem_store_open(&st, cat);
-	done = idem_change_now(&st, key, apply_retry, &args);
+	done = idem_change_now(&st, target->key, apply_retry, &args);
 	idem_store_close(&st);
 	if (done && args.changed)
 	{
@@ -356,7 +366,7 @@ retry_one(const IdemCatalog *cat, text *key, text *reason, RetryCount *counts)
 		counts[args.before.status].retried++;
 	}
 	else
-		counts[args.before.status].skipped++;
+		counts[target->status].skipped++;
 }
 
 static void
@@ -389,7 +399,7 @@ idem_retry_many(PG_FUNCTION_ARGS)
 	const IdemCatalog *cat;
 	RetryCount	counts[IDEM_UNKNOWN + 1] = {{0}};
 	text	   *reason;
-	text	  **keys;
+	RetryTarget *targets;
 	uint64		n;
 
 	idem_write_prologue("idem_retry_many()");
@@ -405,12 +415,12 @@ idem_retry_many(PG_FUNCTION_ARGS)
 	InitMaterializedSRF(fcinfo, 0);
 
 	cat = idem_catalog(fcinfo->flinfo->fn_oid);
-	keys = keys_to_retry(cat, PG_GETARG_TEXT_PP(0), PG_ARGISNULL(1) ? NULL : PG_GETARG_TEXT_PP(1),
-						 PG_GETARG_INT32(3), &n);
+	targets = find_targets(cat, PG_GETARG_TEXT_PP(0), PG_ARGISNULL(1) ? NULL : PG_GETARG_TEXT_PP(1),
+						   PG_GETARG_INT32(3), &n);
 	for (uint64 i = 0; i < n; i++)
 	{
 		CHECK_FOR_INTERRUPTS();
-		retry_one(cat, keys[i], reason, counts);
+		retry_one(cat, &targets[i], reason, counts);
 	}
 	put_counts(fcinfo, counts);
 	PG_RETURN_NULL();

@@ -41,6 +41,7 @@
 #include "access/xact.h"
 #include "catalog/indexing.h"
 #include "executor/tuptable.h"
+#include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/inval.h"
@@ -50,6 +51,10 @@
 #include "idempotency.h"
 
 #define NATTS_RING		4
+
+/* How long a purge tries to get its slice to itself: 400 times 250 us. */
+#define PURGE_TRIES		400
+#define PURGE_NAP_US	250
 
 typedef enum SliceState
 {
@@ -250,6 +255,24 @@ truncate_slice(void *arg)
 					  0, NULL, NULL, NULL);
 }
 
+/*
+ * Locks the slice against everybody, if that can be had soon.  Probes hold their
+ * lock for microseconds, but on a busy machine some session always does: so try
+ * for a while.  A transaction that writes to the slice makes us give up.
+ */
+static bool
+lock_slice(Oid table)
+{
+	for (int i = 0; i < PURGE_TRIES; i++)
+	{
+		if (ConditionalLockRelationOid(table, AccessExclusiveLock))
+			return true;
+		CHECK_FOR_INTERRUPTS();
+		pg_usleep(PURGE_NAP_US);
+	}
+	return false;
+}
+
 /* Empties a slice if nobody uses it; keeps no lock if not. */
 static bool
 purge_slice(Ring *ring, int number)
@@ -257,7 +280,7 @@ purge_slice(Ring *ring, int number)
 	Purge		purge = {.ring = ring, .number = number};
 	Oid			table = ring->cat->slices[number];
 
-	if (!ConditionalLockRelationOid(table, AccessExclusiveLock))
+	if (!lock_slice(table))
 		return false;
 	if (idem_try(truncate_slice, &purge, true))
 		return true;
@@ -286,9 +309,12 @@ purge_slices(Ring *ring, int64 retention, TimestampTz now, IdemRingWork *work)
 	}
 }
 
-/* Closes slices that nobody adds to any more. */
+/*
+ * Closes slices that nobody adds to any more.  The clock is read after the lock:
+ * what was committed into the slice was committed before.
+ */
 static void
-close_drained(Ring *ring, TimestampTz now)
+close_drained(Ring *ring)
 {
 	for (int i = 1; i <= IDEM_RING_SLICES; i++)
 	{
@@ -298,7 +324,7 @@ close_drained(Ring *ring, TimestampTz now)
 			!ConditionalLockRelationOid(ring->cat->slices[i], ShareLock))
 			continue;
 		UnlockRelationOid(ring->cat->slices[i], ShareLock);
-		put_slice(ring, i, SLICE_CLOSED, slice->opened_at, now);
+		put_slice(ring, i, SLICE_CLOSED, slice->opened_at, idem_now());
 	}
 }
 
@@ -332,7 +358,7 @@ idem_ring_turn(const IdemCatalog *cat, int64 retention, TimestampTz now, IdemRin
 	if (!read_ring(&ring))
 		first_turn(&ring, now);
 	purge_slices(&ring, retention, now, work);
-	close_drained(&ring, now);
+	close_drained(&ring);
 	advance(&ring, retention, now, work);
 	table_close(ring.rel, ring.changed ? NoLock : ShareUpdateExclusiveLock);
 }

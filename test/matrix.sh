@@ -45,5 +45,5 @@ mkdir "$DIR/tree"
 
 exec unshare --mount --pid --fork --kill-child bash -c '
 	mount -t proc proc "$1/proc" && mount -t tmpfs -o mode=1777 tmpfs "$1/dev/shm" && mount -t tmpfs -o mode=1777 tmpfs "$1/tmp"
-	exec chroot "$1" env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin TERM=dumb PGVER="$2" IDEM_NO_APT=1 IDEM_NO_NODE=1 bash /tree/test/run.sh $3
+	exec chroot "$1" env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin TERM=dumb PGVER="$2" IDEM_NO_APT=1 IDEM_NO_NODE=1 IDEM_TAP="${IDEM_TAP:-}" bash /tree/test/run.sh $3
 ' matrix "$DIR" "$MAJOR" "$SUITES"

@@ -48,7 +48,7 @@ isolation_suite() {
 # Every script must end well and have run tests; single tests are counted.
 tap_suite() {
 	local out="$W/tap.out" ok=0 bad=0 scripts status=0
-	scripts=$(cd "$ROOT" && ls test/t/*.pl)
+	scripts=$(cd "$ROOT" && ls ${IDEM_TAP:-test/t/*.pl})
 	# shellcheck disable=SC2086
 	as_postgres env TEMP_CONFIG="$W/temp.conf" PG_REGRESS="$PGXS_DIR/regress/pg_regress" TESTDIR="$W/src" PGPORT=65432 \
 		PG_TEST_TIMEOUT_DEFAULT=120 IDEM_NO_NODE="${IDEM_NO_NODE:-}" NODE="$(command -v node || true)" \

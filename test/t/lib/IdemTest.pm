@@ -16,7 +16,8 @@ use warnings;
 use Exporter 'import';
 use IO::Select;
 use POSIX ();
-use Storable ();
+use Errno ();
+use JSON::PP ();
 use Time::HiRes ();
 
 use PostgreSQL::Test::Cluster;
@@ -114,7 +115,7 @@ sub run_workers
 			binmode $w;
 			my $value = eval { $code->($i) };
 			my $error = $@;
-			syswrite $w, Storable::freeze([ $value, $error ]);
+			syswrite $w, JSON::PP->new->utf8->allow_nonref->encode([ $value, "$error" ]);
 			POSIX::_exit(0);
 		}
 		close $w;
@@ -126,9 +127,15 @@ sub run_workers
 	{
 		my $bytes = '';
 		binmode $reader[$i];
-		while (sysread($reader[$i], $bytes, 65536, length $bytes)) { }
+		while (1)
+		{
+			my $read = sysread($reader[$i], $bytes, 65536, length $bytes);
+			next if !defined $read && $!{EINTR};    # a worker that ends may signal
+			last unless $read;
+		}
 		waitpid $pid[$i], 0;
-		my ($value, $error) = @{ Storable::thaw($bytes) || [ undef, 'worker died' ] };
+		my $status = $?;
+		my ($value, $error) = @{ length $bytes ? JSON::PP->new->utf8->decode($bytes) : [ undef, "died with status $status\n" ] };
 		push @failure, "worker $i: $error" if $error;
 		$result[$i] = $value;
 	}
