@@ -242,6 +242,7 @@ sub _pump
 	{
 		my $into = $handle == $self->{stdout} ? 'buffer' : 'errors';
 		my $got = sysread $handle, $self->{$into}, 65536, length $self->{$into};
+		next if !defined $got && $!{EINTR};
 		$self->{select}->remove($handle) unless $got;
 	}
 	if ($self->{select}->count == 0)
