@@ -31,11 +31,13 @@ OBJS = \
 	src/policy.o \
 	src/policy_cache.o \
 	src/reap.o \
+	src/record.o \
 	src/ring.o \
 	src/state.o \
 	src/stats.o \
 	src/status.o \
-	src/store.o
+	src/store.o \
+	src/subxact.o
 
 PGFILEDESC = "idempotency - at most one business effect per key"
 DATA = sql/idempotency--1.0.sql

@@ -36,7 +36,6 @@
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
-#include "utils/resowner.h"
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
 #include "utils/timestamp.h"
@@ -161,8 +160,9 @@ result_to_jsonb(const Handler *handler, Datum value)
 }
 
 static void
-call_handler(Run *run)
+call_handler(void *arg)
 {
+	Run		   *run = (Run *) arg;
 	LOCAL_FCINFO(call, 3);
 	PgStat_FunctionCallUsage usage;
 	int			request = run->handler->nargs == 3 ? 1 : 0;
@@ -186,39 +186,6 @@ call_handler(Run *run)
 		result_to_jsonb(run->handler, value);
 	idem_check_result(run->policy, run->result, NULL);
 	PopActiveSnapshot();
-}
-
-/*
- * Runs the handler in a subtransaction.  An error undoes it and is returned, in
- * the current memory context; NULL is success.
- */
-static ErrorData *
-run_handler(Run *run)
-{
-	MemoryContext context = CurrentMemoryContext;
-	ResourceOwner resowner = CurrentResourceOwner;
-	ErrorData  *volatile error = NULL;
-
-	BeginInternalSubTransaction(NULL);
-	MemoryContextSwitchTo(context);
-	PG_TRY();
-	{
-		call_handler(run);
-		ReleaseCurrentSubTransaction();
-		MemoryContextSwitchTo(context);
-		CurrentResourceOwner = resowner;
-	}
-	PG_CATCH();
-	{
-		MemoryContextSwitchTo(context);
-		error = CopyErrorData();
-		FlushErrorState();
-		RollbackAndReleaseCurrentSubTransaction();
-		MemoryContextSwitchTo(context);
-		CurrentResourceOwner = resowner;
-	}
-	PG_END_TRY();
-	return error;
 }
 
 /* ---- what becomes of an error ---- */
@@ -329,7 +296,7 @@ execute_claimed(Oid function, Handler *handler, const IdemClaimArgs *args, IdemA
 	ErrorData  *error;
 
 	run.policy = idem_policy_get(idem_catalog(function), args->operation);
-	error = run_handler(&run);
+	error = idem_in_subtransaction(call_handler, &run);
 	idem_store_open(&st, idem_catalog(function));
 	if (error == NULL)
 	{
@@ -371,7 +338,7 @@ execute_guarded(Oid function, Handler *handler, const IdemClaimArgs *args, IdemA
 
 	run.policy = idem_policy_get(idem_catalog(function), args->operation);
 	idem_first_attempt(args, run.policy, idem_now(), &rec);
-	error = run_handler(&run);
+	error = idem_in_subtransaction(call_handler, &run);
 	if (error == NULL)
 	{
 		idem_become_succeeded(&rec, idem_now(), run.result, NULL);

@@ -5,13 +5,16 @@
  *
  * A call goes through few rooms:
  *
- *	  SQL entry		claim.c finish.c status.c access.c
+ *	  SQL entry		claim.c finish.c execute.c once.c batch.c due.c reap.c
+ *					operator.c status.c stats.c backoff.c access.c
+ *	  change		change.c			rounds of a change to a record
  *	  decide		state.c policy.c	pure: no tuples, no clock, no storage
- *	  store			store.c keylock.c ring.c	no policy
+ *	  store			store.c record.c keylock.c ring.c	no policy
  *
  * Beside them: catalog.c (OIDs of our own tables), policy_cache.c (rows of
- * idem_policy), key.c canonical.c digest.c (keys and digests), arguments.c
- * (checks), idempotency.c (settings, clock).
+ * idem_policy), audit.c, notify.c, subxact.c, key.c canonical.c number.c
+ * pointer.c digest.c (keys and digests), arguments.c (checks), idempotency.c
+ * (settings, clock).
  *
  *-------------------------------------------------------------------------
  */
@@ -319,6 +322,9 @@ extern int	idem_lock_search_path(void);
 /* Runs one statement as the owner of a table of ours, with a locked search_path. */
 extern void idem_run_as_owner(Oid table, const char *sql, int nargs, Oid *types,
 							  Datum *values, const char *nulls);
+
+/* ---- subxact.c ---- */
+extern ErrorData *idem_in_subtransaction(void (*step) (void *), void *arg);
 
 /* ---- reap.c ---- */
 extern bool idem_try(void (*step) (void *), void *arg, bool loud);

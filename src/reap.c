@@ -28,7 +28,6 @@
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
-#include "utils/resowner.h"
 
 #include "change.h"
 #include "claim.h"
@@ -154,29 +153,7 @@ settle_batch(void *arg)
 bool
 idem_try(void (*step) (void *), void *arg, bool loud)
 {
-	MemoryContext context = CurrentMemoryContext;
-	ResourceOwner resowner = CurrentResourceOwner;
-	ErrorData  *volatile error = NULL;
-
-	BeginInternalSubTransaction(NULL);
-	MemoryContextSwitchTo(context);
-	PG_TRY();
-	{
-		step(arg);
-		ReleaseCurrentSubTransaction();
-		MemoryContextSwitchTo(context);
-		CurrentResourceOwner = resowner;
-	}
-	PG_CATCH();
-	{
-		MemoryContextSwitchTo(context);
-		error = CopyErrorData();
-		FlushErrorState();
-		RollbackAndReleaseCurrentSubTransaction();
-		MemoryContextSwitchTo(context);
-		CurrentResourceOwner = resowner;
-	}
-	PG_END_TRY();
+	ErrorData  *error = idem_in_subtransaction(step, arg);
 
 	if (error == NULL)
 		return true;
