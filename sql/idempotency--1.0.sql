@@ -201,12 +201,14 @@ CREATE FUNCTION @extschema@.idem_policy_guard() RETURNS trigger
 CREATE FUNCTION @extschema@.idem_policy_changed() RETURNS trigger
     LANGUAGE c AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.idem_policy_guard() IS 'keeps exactly one row ''default'' in idem_policy: it cannot be deleted, and inserting it again replaces it (so that a dump restores)';
-COMMENT ON FUNCTION @extschema@.idem_policy_changed() IS 'makes every session forget its cached policies';
+COMMENT ON FUNCTION @extschema@.idem_policy_changed() IS 'makes every session forget what it has cached of the table';
 
 CREATE TRIGGER idem_policy_guard BEFORE INSERT OR UPDATE OR DELETE ON @extschema@.idem_policy
     FOR EACH ROW EXECUTE FUNCTION @extschema@.idem_policy_guard();
 CREATE TRIGGER idem_policy_guard_truncate BEFORE TRUNCATE ON @extschema@.idem_policy
     FOR EACH STATEMENT EXECUTE FUNCTION @extschema@.idem_policy_guard();
+CREATE TRIGGER idem_ring_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON @extschema@.idem_ring
+    FOR EACH STATEMENT EXECUTE FUNCTION @extschema@.idem_policy_changed();
 CREATE TRIGGER idem_policy_changed AFTER INSERT OR UPDATE OR DELETE ON @extschema@.idem_policy
     FOR EACH STATEMENT EXECUTE FUNCTION @extschema@.idem_policy_changed();
 

@@ -323,7 +323,7 @@ idem_policy_guard(PG_FUNCTION_ARGS)
 	PG_RETURN_NULL();			/* keep compiler quiet */
 }
 
-/* Trigger: tells every session that policies have changed, at commit. */
+/* Trigger, also of idem_ring: tells every session that the table has changed, at commit. */
 PG_FUNCTION_INFO_V1(idem_policy_changed);
 Datum
 idem_policy_changed(PG_FUNCTION_ARGS)

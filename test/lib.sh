@@ -35,7 +35,7 @@ need_packages() {
 	for p in "postgresql-$PGVER" "postgresql-server-dev-$PGVER" gcc make libipc-run-perl python3 python3-psycopg procps "$@"; do
 		have "$p" || missing+=("$p")
 	done
-	[ ${#missing[@]} -eq 0 ] || [ -n "${IDEM_NO_APT:-}" ] && return
+	if [ ${#missing[@]} -eq 0 ] || [ -n "${IDEM_NO_APT:-}" ]; then return; fi
 	echo "installing ${missing[*]}" >&2
 	keep_from_making_clusters
 	apt-get update -qq >&2
