@@ -1,5 +1,6 @@
 -- Recovery in one tale: lapses, the reaper and its ring, recovery workers, operators.
 SET client_min_messages = warning;
+TRUNCATE idem_record;
 INSERT INTO idem_policy (operation, max_attempts, backoff_base, jitter, on_lease_expiry, store_request)
     VALUES ('work', 3, '10 s', 'none', 'retry', true), ('doubt', 3, '10 s', 'none', 'unknown', false);
 CREATE FUNCTION token(n integer) RETURNS uuid IMMUTABLE LANGUAGE sql AS
@@ -213,8 +214,8 @@ DELETE FROM idem_record;
 RESET ROLE;
 TRUNCATE idem_record;
 DELETE FROM idem_ring;
-DELETE FROM idem_policy WHERE operation <> 'default';
-UPDATE idem_policy SET retention = '7 days';
+DELETE FROM idem_policy WHERE operation IN ('work', 'doubt');
+UPDATE idem_policy SET retention = '7 days' WHERE operation = 'default';
 DROP OWNED BY idem_test_client, idem_test_monitor, idem_test_operator;
 DROP ROLE idem_test_client, idem_test_monitor, idem_test_operator;
 DROP FUNCTION token(integer);

@@ -62,12 +62,12 @@ proc_aclcheck_compat(Oid proc, Oid role, AclMode mode)
 }
 
 /*
- * Updates a row without waiting for locks unless told to, then its index entries.
- * Returns what table_tuple_update() returned; entries are made for TM_Ok only.
+ * Updates a row, waiting for locks, then its index entries.  Returns what
+ * table_tuple_update() returned; entries are made for TM_Ok only.
  */
 static inline TM_Result
 update_row_compat(ResultRelInfo *rri, EState *estate, ItemPointer tid, TupleTableSlot *slot,
-				  CommandId cid, bool wait, TM_FailureData *tmfd)
+				  CommandId cid, TM_FailureData *tmfd)
 {
 	Relation	rel = rri->ri_RelationDesc;
 	LockTupleMode lockmode;
@@ -76,7 +76,7 @@ update_row_compat(ResultRelInfo *rri, EState *estate, ItemPointer tid, TupleTabl
 	TU_UpdateIndexes indexes = TU_None;
 
 	result = table_tuple_update(rel, tid, slot, cid, InvalidSnapshot, InvalidSnapshot,
-								wait, tmfd, &lockmode, &indexes);
+								true, tmfd, &lockmode, &indexes);
 	if (result == TM_Ok && indexes != TU_None && rri->ri_NumIndices > 0)
 		ExecInsertIndexTuples(rri, slot, estate, true, false, NULL, NIL,
 							  indexes == TU_Summarizing);
@@ -84,7 +84,7 @@ update_row_compat(ResultRelInfo *rri, EState *estate, ItemPointer tid, TupleTabl
 	bool		indexes = false;
 
 	result = table_tuple_update(rel, tid, slot, cid, InvalidSnapshot, InvalidSnapshot,
-								wait, tmfd, &lockmode, &indexes);
+								true, tmfd, &lockmode, &indexes);
 	if (result == TM_Ok && indexes && rri->ri_NumIndices > 0)
 		ExecInsertIndexTuples(rri, slot, estate, true, false, NULL, NIL);
 #endif

@@ -209,6 +209,7 @@ typedef struct IdemProbe
 	ItemPointerData tid;		/* of the row found */
 	bool		own;			/* PRESENT: version written by this transaction */
 	CommandId	cmin;			/* own: command that wrote it */
+	bool		touched;		/* PRESENT: has an xmax, maybe of a row lock */
 	bool		snapshot_sees;	/* PRESENT: visible to the transaction snapshot */
 	TransactionId xid;			/* IN_DOUBT: the transaction to wait for */
 	IdemRecord	rec;			/* PRESENT and IN_DOUBT; rec.slice tells where */

@@ -145,6 +145,9 @@ take_probe(Relation rel, TupleTableSlot *slot, const SnapshotData *dirty, IdemPr
 	probe->presence = IDEM_PRESENT;
 	xmin = DatumGetTransactionId(slot_getsysattr(slot, MinTransactionIdAttributeNumber, &isnull));
 	probe->own = TransactionIdIsCurrentTransactionId(xmin);
+	probe->touched = TransactionIdIsValid(DatumGetTransactionId(slot_getsysattr(slot,
+																				MaxTransactionIdAttributeNumber,
+																				&isnull)));
 	if (probe->own)
 		probe->cmin = DatumGetCommandId(slot_getsysattr(slot, MinCommandIdAttributeNumber, &isnull));
 	probe->snapshot_sees = probe->own || visible_to_transaction(rel, &probe->tid);
@@ -191,7 +194,7 @@ probe_part(IdemStore *st, int slice, const text *key, IdemProbe *probe)
 	if (found)
 		take_probe(part->rel, part->slot, &part->dirty, probe);
 	ExecClearTuple(part->slot);
-	index_rescan(part->scan, NULL, 0, NULL, 0);
+	index_rescan(part->scan, &scankey, 1, NULL, 0);	/* lets go of pages */
 	return found;
 }
 
@@ -373,9 +376,8 @@ insert_row(IdemWriter *w, const IdemRecord *rec)
 }
 
 /*
- * After a write was refused because the row is locked: can it be had at once
- * none the less?  (A key-share lock of a foreign key does not stop an update.)
- * If so the row is now ours.
+ * Locks a row, if the policy says so only when that can be had at once.  (A
+ * key-share lock of a foreign key does not stop an update.)
  */
 static bool
 lock_row_now(Relation rel, ItemPointer tid, LockTupleMode mode, LockWaitPolicy policy)
@@ -488,7 +490,11 @@ idem_store_insert_open(IdemStore *st, IdemRecord *rec)
 	insert_row(open_writer(st), rec);
 }
 
-/* The probe was PRESENT in the open partition. */
+/*
+ * The probe was PRESENT in the open partition.  heap_update() cannot be told not
+ * to wait, so a row that somebody may have locked is locked first, if that can be
+ * had at once.  (A lock taken between probe and update is waited for.)
+ */
 IdemWrite
 idem_store_update_open(IdemStore *st, IdemProbe *probe, IdemRecord *rec)
 {
@@ -497,14 +503,12 @@ idem_store_update_open(IdemStore *st, IdemProbe *probe, IdemRecord *rec)
 	TM_Result	result;
 
 	CheckCmdReplicaIdentity(w->rel, CMD_UPDATE);
+	if (probe->touched && !lock_row_now(w->rel, &probe->tid, LockTupleNoKeyExclusive, LockWaitSkip))
+		return IDEM_ROW_BUSY;
 	rec->slice = IDEM_SLICE_OPEN;
 	idem_put_record(w->slot, rec);
 	result = update_row_compat(w->rri, w->estate, &probe->tid, w->slot,
-							   GetCurrentCommandId(true), false, &tmfd);
-	if (result == TM_BeingModified &&
-		lock_row_now(w->rel, &probe->tid, LockTupleNoKeyExclusive, LockWaitSkip))
-		result = update_row_compat(w->rri, w->estate, &probe->tid, w->slot,
-								   GetCurrentCommandId(true), true, &tmfd);
+							   GetCurrentCommandId(true), &tmfd);
 	writer_done(w);
 	return check_result(result);
 }
