@@ -225,8 +225,8 @@ typedef enum IdemWrite
 typedef struct IdemPart
 {
 	Relation	rel;			/* NULL = not open */
-	Relation	index;
-	struct IndexScanDescData *scan;
+	Relation	index;			/* these with scan */
+	struct IndexScanDescData *scan; /* NULL = not open */
 	TupleTableSlot *slot;
 	SnapshotData dirty;
 	struct IdemWriter *writer;	/* NULL = nothing written yet */

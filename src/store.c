@@ -62,6 +62,7 @@
 #include "executor/executor.h"
 #include "funcapi.h"
 #include "miscadmin.h"
+#include "storage/bufmgr.h"
 #include "storage/latch.h"
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
@@ -153,7 +154,7 @@ take_probe(Relation rel, TupleTableSlot *slot, const SnapshotData *dirty, IdemPr
 	probe->snapshot_sees = probe->own || visible_to_transaction(rel, &probe->tid);
 }
 
-/* The partition, open for probing. */
+/* The partition, locked, its index not opened yet. */
 static IdemPart *
 open_part(IdemStore *st, int slice)
 {
@@ -166,12 +167,34 @@ open_part(IdemStore *st, int slice)
 	part->rel = table_open(st->cat->slices[slice],
 						   slice == IDEM_SLICE_OPEN ? RowExclusiveLock : AccessShareLock);
 	check_shape(part->rel);
+	MemoryContextSwitchTo(old);
+	return part;
+}
+
+/* Opens what a probe of the partition needs. */
+static void
+open_scan(IdemStore *st, IdemPart *part)
+{
+	MemoryContext old = MemoryContextSwitchTo(st->context);
+
 	part->index = open_primary_key(part->rel);
 	part->slot = table_slot_create(part->rel, NULL);
 	InitDirtySnapshot(part->dirty);
 	part->scan = index_beginscan_compat(part->rel, part->index, &part->dirty, 1);
 	MemoryContextSwitchTo(old);
-	return part;
+}
+
+/*
+ * Has the partition no row, for sure?  Asks for the size of its file, which a
+ * writer extends before anything else, so the answer is as good as that of a
+ * probe.  Worth while for slices that are likely to be empty: all but the current.
+ */
+static bool
+is_empty(IdemStore *st, int slice, IdemPart *part)
+{
+	return part->scan == NULL && slice != IDEM_SLICE_OPEN &&
+		slice != idem_ring_current(st->cat) &&
+		RelationGetNumberOfBlocks(part->rel) == 0;
 }
 
 /*
@@ -183,10 +206,15 @@ static bool
 probe_part(IdemStore *st, int slice, const text *key, IdemProbe *probe)
 {
 	IdemPart   *part = open_part(st, slice);
-	MemoryContext old = MemoryContextSwitchTo(st->context);
+	MemoryContext old;
 	ScanKeyData scankey;
 	bool		found;
 
+	if (is_empty(st, slice, part))
+		return false;
+	if (part->scan == NULL)
+		open_scan(st, part);
+	old = MemoryContextSwitchTo(st->context);
 	key_scankey(&scankey, key);
 	index_rescan(part->scan, &scankey, 1, NULL, 0);
 	found = index_getnext_slot(part->scan, ForwardScanDirection, part->slot);
@@ -448,9 +476,13 @@ close_part(IdemPart *part, LOCKMODE unlock)
 	}
 	if (part->rel == NULL)
 		return;
-	index_endscan(part->scan);
-	ExecDropSingleTupleTableSlot(part->slot);
-	index_close(part->index, AccessShareLock);
+	if (part->scan != NULL)
+	{
+		index_endscan(part->scan);
+		ExecDropSingleTupleTableSlot(part->slot);
+		index_close(part->index, AccessShareLock);
+		part->scan = NULL;
+	}
 	table_close(part->rel, unlock);
 	part->rel = NULL;
 }
