@@ -1,14 +1,14 @@
 #!/bin/bash
 # All tests, on a throw-away server, from a private copy of the tree:
 #
-#	bash test/run.sh [regress] [isolation] [tap] [demo] [model]		default: all
+#	bash test/run.sh [regress] [isolation] [tap] [demo]		default: all
 #
 # Ends with "N passed, N failed": regression tests, isolation specs, TAP tests, and the
-# checks of the demo and the model.  A suite that did not run, or ran fewer tests
+# checks of the demo.  A suite that did not run, or ran fewer tests
 # than are listed, is a failure.  PGVER chooses the major (15).
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
-SUITES=${*:-regress isolation tap demo model}
+SUITES=${*:-regress isolation tap demo}
 
 PASSED=0
 FAILED=0
@@ -76,20 +76,7 @@ demo_suite() {
 	count "$ok" "$bad" demo
 }
 
-model_suite() {
-	local line status=0
-	bash "$ROOT/test/model/run.sh" > "$W/model.out" 2>&1 || status=$?
-	cat "$W/model.out"
-	line=$(grep -E '^[0-9]+ passed, [0-9]+ failed$' "$W/model.out" | tail -1)
-	if [ -z "$line" ]; then count 0 1 model; else
-		read -r ok _ bad _ <<< "$line"
-		[ "$status" -eq 0 ] || [ "$bad" -gt 0 ] || bad=1
-		count "$ok" "$bad" model
-	fi
-}
-
 extra=()
-if wants model; then extra+=(spin); fi
 # the digests are checked against a real JavaScript engine
 if wants tap && [ -z "${IDEM_NO_NODE:-}" ] && ! command -v node > /dev/null; then extra+=(nodejs); fi
 need_packages "${extra[@]}"
@@ -101,7 +88,6 @@ if wants regress; then regress_suite; fi
 if wants isolation; then isolation_suite; fi
 if wants tap; then tap_suite; fi
 if wants demo; then demo_suite; fi
-if wants model; then model_suite; fi
 
 echo "$PASSED passed, $FAILED failed"
 [ "$FAILED" -eq 0 ] && [ "$PASSED" -gt 0 ]

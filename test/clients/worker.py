@@ -3,8 +3,8 @@
 
   worker.py --url http://127.0.0.1:PORT --recipe deduplicated|undeduplicated KEY AMOUNT
 
-Works on the key until its fate is known and prints the answers to its tries as a line
-of JSON.  docs/external-effects.md shows the parts between "doc" marks.  The
+Works on the key until its fate is known, prints the answers to its tries as a line of
+JSON, and returns 0 if the last is final.  docs/external-effects.md shows the parts between "doc" marks.  The
 connection is libpq's: PGHOST, PGPORT, PGUSER, PGDATABASE.
 
 The tests name one of the steps in IDEM_DIE_AT or IDEM_STOP_AT: there the process kills
@@ -25,7 +25,8 @@ from psycopg.types.json import Jsonb
 
 STEPS = ('after-claim', 'after-checkpoint', 'before-send', 'after-call-before-record', 'after-record',
          'before-commit', 'after-commit', 'before-fail')
-FINAL = ('succeeded', 'failed', 'unknown', 'conflict', 'lost')
+FINAL = ('succeeded', 'failed', 'unknown', 'conflict')
+OVER = FINAL + ('lost', 'disconnected')
 
 
 def at(step):
@@ -254,9 +255,11 @@ def attempt(recipe, conn, downstream, key, request):
     try:
         answer = recipe(conn, downstream, key, request)
     except psycopg.Error as e:
+        if conn.broken:
+            return 'disconnected', 0        # even a COMMIT may have taken effect: the next claim tells
         if e.sqlstate != 'ID001':
             raise
-        return 'lost', 0                    # another has the key, and settles it
+        return 'lost', 0                    # the key is in other hands
     if isinstance(answer, str):
         return answer, 0.01
     return answer.outcome, min(answer.retry_after or 0, 0.1)
@@ -281,7 +284,7 @@ def main():
             outcome, wait = attempt(RECIPES[args.recipe], conn, downstream, args.key, request)
             if outcome not in outcomes[-1:]:
                 outcomes.append(outcome)
-            if outcome in FINAL or time.monotonic() > give_up:
+            if outcome in OVER or time.monotonic() > give_up:
                 break
             time.sleep(wait)
     print(json.dumps(outcomes))
