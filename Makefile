@@ -44,7 +44,7 @@ DATA = sql/idempotency--1.0.sql
 
 REGRESS = setup key digest claim finish policy access recovery onecall
 REGRESS_OPTS = --inputdir=. --encoding=UTF8
-ISOLATION = claim-snapshot claim-race claim-wait claim-token finish-wait take-over row-locks deadlock serializable clock policy notify operator extension
+ISOLATION = claim-snapshot claim-race claim-wait claim-token finish-wait take-over row-locks deadlock serializable clock policy notify operator execute-once extension
 ISOLATION_OPTS = --inputdir=test --load-extension=pgcrypto --load-extension=idempotency
 TAP_TESTS = 1
 PROVE_TESTS = test/t/*.pl
