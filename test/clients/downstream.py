@@ -12,12 +12,12 @@ charge is a line of JSON in the journal, synced before the answer: a kill loses 
   reference      charges again                          the charges that bear K
   blind          charges again                          501
 
-POST /faults {"drop_answer": 2, "seconds": 1.5} sets how many of the next POST /charges suffer:
+POST /faults {"drop_answer": 2, "seconds": 30} sets how many of the next POST /charges suffer:
   unavailable    503, nothing is done
-  slow_before    nothing is done for so many seconds
+  slow_before    nothing is done for so many seconds, or until the next POST /faults
   declined       402, for good
   broken         500, after the work
-  slow_after     no answer for so many seconds, after the work
+  slow_after     no answer for so long, after the work
   drop_answer    the connection is closed after the work, without an answer
 and how many of the next GET /charges do:
   lookup_down    503
@@ -31,7 +31,6 @@ import os
 import socket
 import sys
 import threading
-import time
 import urllib.parse
 
 
@@ -68,7 +67,8 @@ class Service:
         self.journal = journal
         self.lock = threading.Lock()
         self.faults = collections.Counter()
-        self.seconds = 1.0
+        self.seconds = 60.0
+        self.released = threading.Event()
         self.in_work = 0
         self.posts = collections.Counter()
 
@@ -76,6 +76,8 @@ class Service:
         with self.lock:
             self.seconds = faults.pop('seconds', self.seconds)
             self.faults = collections.Counter(faults)
+            self.released.set()
+            self.released = threading.Event()
 
     def suffers(self, fault):
         with self.lock:
@@ -178,12 +180,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.reply(503, {'error': 'unavailable'})
             return
         if service.suffers('slow_before'):
-            time.sleep(service.seconds)
+            service.released.wait(service.seconds)
         status, body = service.charge(key, request, service.suffers('declined'))
         if service.suffers('broken'):
             status, body = 500, {'error': 'internal'}
         if service.suffers('slow_after'):
-            time.sleep(service.seconds)
+            service.released.wait(service.seconds)
         if service.suffers('drop_answer'):
             self.close_connection = True
             self.connection.shutdown(socket.SHUT_RDWR)
