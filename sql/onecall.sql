@@ -37,7 +37,7 @@ CREATE FUNCTION h_two(jsonb, jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1';
 CREATE FUNCTION h_strict(jsonb) RETURNS jsonb STRICT LANGUAGE sql AS 'SELECT $1';
 CREATE PROCEDURE h_proc(jsonb) LANGUAGE sql AS 'SELECT 1';
 SELECT h, run('h' || h, '{"a": 1}', h || '(jsonb)')
-    FROM unnest('{h_sql,h_void,h_null,h_json,h_text,h_notjson,jsonb_strip_nulls,h_int,h_set,h_strict,h_proc,now}'::text[]) h;
+    FROM unnest('{h_sql,h_void,h_null,h_json,h_text,h_notjson,jsonb_pretty,h_int,h_set,h_strict,h_proc,now}'::text[]) h;
 SELECT run('h2', '{}', 'h_two(jsonb,jsonb)'), run('h3', NULL, 'h_strict(jsonb)'), run('h4', NULL, 'h_null(jsonb)');
 SELECT idem_execute('h5', '{}', NULL);
 SELECT idem_execute('h5', '{}', 999999::regprocedure);

@@ -158,7 +158,7 @@ WAL_ROWS = [
     ('conflict', "PERFORM idem_claim('r1', '1');"),
     ('in progress', "PERFORM idem_claim('p1');"),
     ('idem_once', "PERFORM idem_once('k' || gen_random_uuid());"),
-    ('idem_execute (handler without writes)', "PERFORM idem_execute('k' || gen_random_uuid(), '{}', 'jsonb_strip_nulls(jsonb)');"),
+    ('idem_execute (handler without writes)', "PERFORM idem_execute('k' || gen_random_uuid(), '{}', 'jsonb_pretty(jsonb)');"),
     ('claim + complete', "DECLARE k text := 'k' || gen_random_uuid(); BEGIN PERFORM idem_complete(k, (SELECT owner_token FROM idem_claim(k, '{}')), '{}'); END;"),
     ('INSERT of the finished row', "INSERT INTO finished (slice, idempotency_key, operation, owner, request_hash, status, attempts, owner_token,"
      " first_claimed_at, updated_at, result_json, previous, limits_from_attempt, limits_from) VALUES (1, 'k' || gen_random_uuid(), 'default', 'pg_monitor',"

@@ -45,7 +45,7 @@ per_call() { local a b; a=$(total "$N" "$2"); b=$(total $((2 * N)) "$2"); printf
 	per_call claim "PERFORM idem_claim(''k'' || i);"
 	per_call once "PERFORM idem_once(''k'' || i);"
 	per_call claim_complete "PERFORM idem_complete(''k'' || i, (SELECT owner_token FROM idem_claim(''k'' || i)));"
-	per_call execute "PERFORM idem_execute(''k'' || i, ''{}'', ''jsonb_strip_nulls(jsonb)'');"
+	per_call execute "PERFORM idem_execute(''k'' || i, ''{}'', ''jsonb_pretty(jsonb)'');"
 } > "$W/budget.txt"
 
 if [ "$RECORD" = --record ]; then
