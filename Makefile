@@ -42,9 +42,9 @@ OBJS = \
 PGFILEDESC = "idempotency - at most one business effect per key"
 DATA = sql/idempotency--1.0.sql
 
-REGRESS = setup key digest claim finish policy access recovery onecall
+REGRESS = setup key digest claim finish policy access recovery onecall execute once batch
 REGRESS_OPTS = --inputdir=. --encoding=UTF8
-ISOLATION = claim-snapshot claim-race claim-wait claim-token finish-wait take-over row-locks deadlock serializable clock policy notify operator execute-once extension
+ISOLATION = claim-snapshot claim-race claim-wait claim-token finish-wait take-over row-locks deadlock serializable clock policy notify operator execute-once execute-others execute-row execute-wait execute-start once-wait batch-order extension
 ISOLATION_OPTS = --inputdir=test --load-extension=pgcrypto --load-extension=idempotency
 TAP_TESTS = 1
 PROVE_TESTS = test/t/*.pl
