@@ -42,14 +42,20 @@ OBJS = \
 PGFILEDESC = "idempotency - at most one business effect per key"
 DATA = sql/idempotency--1.0.sql
 
-REGRESS = setup key digest claim finish policy access recovery onecall execute once batch
+REGRESS = setup key digest claim finish policy access recovery onecall execute once batch handlers handler_edges
 REGRESS_OPTS = --inputdir=. --encoding=UTF8
-ISOLATION = claim-snapshot claim-race claim-wait claim-token finish-wait take-over row-locks deadlock serializable clock policy notify operator execute-once execute-others execute-row execute-wait execute-start once-wait batch-order extension
+ISOLATION = claim-snapshot claim-race claim-wait claim-token finish-wait take-over row-locks deadlock serializable clock policy notify operator execute-once execute-others execute-row execute-wait execute-start once-wait batch-order execute-guard extension
 ISOLATION_OPTS = --inputdir=test --load-extension=pgcrypto --load-extension=idempotency
 TAP_TESTS = 1
 PROVE_TESTS = test/t/*.pl
 
 PG_CFLAGS = -std=gnu11 -Wall -Wextra -Wno-unused-parameter -Wno-sign-compare -Wno-missing-field-initializers
+
+# A test build: places where it can be made to fail (src/failpoint.c).
+ifdef IDEM_FAILPOINTS
+OBJS += src/failpoint.o
+PG_CFLAGS += -DIDEM_FAILPOINTS
+endif
 
 PG_CONFIG ?= pg_config
 PGXS := $(shell $(PG_CONFIG) --pgxs)

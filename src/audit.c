@@ -19,6 +19,7 @@
 #include "utils/lsyscache.h"
 #include "utils/timestamp.h"
 
+#include "failpoint.h"
 #include "idempotency.h"
 
 #define AUDIT_COLUMNS	12
@@ -60,6 +61,7 @@ idem_audit(const IdemCatalog *cat, const char *action, text *reason,
 							   " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10,"
 							   " pg_catalog.sha256(pg_catalog.uuid_send($11)), $12)", table),
 					  AUDIT_COLUMNS, types, values, nulls);
+	IDEM_FAILPOINT("audited");
 }
 
 /* Trigger: the audit is append-only. */

@@ -29,6 +29,7 @@
 
 #include "claim.h"
 #include "finish.h"
+#include "failpoint.h"
 #include "idempotency.h"
 #include "once.h"
 
@@ -147,6 +148,7 @@ batch_put(Batch *batch, int position)
 	slot->tts_isnull[0] = false;
 	slot->tts_values[1] = batch->keys.values[position];
 	slot->tts_isnull[1] = false;
+	IDEM_FAILPOINT("batch-key-done");
 	ExecStoreVirtualTuple(slot);
 	tuplesort_puttupleslot(batch->sort, slot);
 	ExecClearTuple(slot);
@@ -192,9 +194,10 @@ idem_claim_many(PG_FUNCTION_ARGS)
 	Batch		batch;
 	Elements	requests = {0};
 	IdemClaimArgs args = {.location = -1, .likely_new = true};
-	text	   *operation = PG_ARGISNULL(2) ? NULL : PG_GETARG_TEXT_PP(2);
+	text	   *operation;
 
 	idem_write_prologue("idem_claim_many()");
+	operation = idem_operation_arg(fcinfo, 2);
 	batch_begin(&batch, fcinfo);
 	if (!PG_ARGISNULL(1))
 	{

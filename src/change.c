@@ -22,6 +22,7 @@
 #include "miscadmin.h"
 
 #include "change.h"
+#include "failpoint.h"
 #include "idempotency.h"
 
 static IdemWrite
@@ -48,7 +49,8 @@ typedef struct Job
 {
 	IdemStore  *st;
 	const text *key;
-	const pg_uuid_t *token;		/* NULL = any record of any role */
+	const pg_uuid_t *token;		/* NULL = any record */
+	bool		own_role;		/* only a record of the caller's role */
 	IdemApply	apply;
 	void	   *arg;
 	IdemProbe  *probe;
@@ -81,7 +83,7 @@ change_locked(Job *job)
 	IdemChange	change;
 
 	idem_store_probe(job->st, job->key, job->probe);
-	if (job->token != NULL && job->probe->presence != IDEM_ABSENT)
+	if (job->own_role && job->probe->presence != IDEM_ABSENT)
 		idem_check_owner(job->probe->rec.owner);
 	if (job->probe->presence == IDEM_IN_DOUBT)
 		return ROUND_WAIT_XACT;
@@ -89,8 +91,10 @@ change_locked(Job *job)
 		return ROUND_NOT_OURS;
 	next = job->probe->rec;
 	change = job->apply(&next, idem_policy_get(job->st->cat, next.operation), idem_now(), job->arg);
+	IDEM_FAILPOINT("change-decided");
 	if (write_change(job->st, job->probe, change, &next) == IDEM_ROW_BUSY)
 		return ROUND_WAIT_ROW;
+	IDEM_FAILPOINT("change-written");
 	return ROUND_DONE;
 }
 
@@ -120,6 +124,15 @@ change(Job *job)
 bool
 idem_change_held(IdemStore *st, const text *key, const pg_uuid_t *token,
 				 IdemApply apply, void *arg, IdemProbe *probe)
+{
+	Job			job = {.st = st, .key = key, .token = token, .own_role = true, .apply = apply, .arg = arg, .probe = probe};
+
+	return change(&job);
+}
+
+bool
+idem_change_claimed(IdemStore *st, const text *key, const pg_uuid_t *token,
+					IdemApply apply, void *arg, IdemProbe *probe)
 {
 	Job			job = {.st = st, .key = key, .token = token, .apply = apply, .arg = arg, .probe = probe};
 

@@ -35,6 +35,13 @@ typedef IdemChange (*IdemApply) (IdemRecord *rec, const IdemPolicy *policy, Time
 extern bool idem_change_held(IdemStore *st, const text *key, const pg_uuid_t *token,
 							 IdemApply apply, void *arg, IdemProbe *probe);
 
+/*
+ * The same for a token that this very call gave, after the role was checked: the
+ * caller's code may have changed its role since.
+ */
+extern bool idem_change_claimed(IdemStore *st, const text *key, const pg_uuid_t *token,
+								IdemApply apply, void *arg, IdemProbe *probe);
+
 /* The operators' changes: any record of any role.  False if there is none. */
 extern bool idem_change_any(IdemStore *st, const text *key,
 							IdemApply apply, void *arg, IdemProbe *probe);

@@ -17,6 +17,7 @@
 
 #include "access/htup_details.h"
 #include "catalog/pg_type.h"
+#include "common/hashfn.h"
 #include "executor/executor.h"
 #include "funcapi.h"
 #include "miscadmin.h"
@@ -29,6 +30,7 @@
 
 #include "compat.h"
 #include "claim.h"
+#include "failpoint.h"
 #include "idempotency.h"
 
 #define WAIT_FIRST_MS		1
@@ -47,12 +49,12 @@ static const char *const outcome_names[] = {
 };
 
 /*
- * The last claim that this backend gave, to recognise (idem_claim(...)).*,
+ * The last claim or execution of this backend, to recognise (idem_claim(...)).*,
  * which the parser turns into one call per column.
  */
 static struct
 {
-	pg_uuid_t	token;
+	uint32		key_hash;
 	int			location;		/* of the call in the query text, -1 = none */
 	const FmgrInfo *site;
 } last_given = {.location = -1};
@@ -129,6 +131,7 @@ answer_claimed(IdemAnswer *answer, const IdemRecord *rec)
 	answer->error_message = rec->error_message;
 	answer->previous = idem_previous_name(rec->previous);
 	answer->progress = rec->progress;
+	answer->operation = rec->operation;
 }
 
 /* For every state in which the record itself is the answer. */
@@ -245,16 +248,31 @@ settle_exhausted(IdemStore *st, IdemProbe *probe, const IdemPolicy *policy, Time
 		answer_in_progress(answer, &probe->rec, policy, now);
 }
 
+static uint32
+key_hash(const text *key)
+{
+	return hash_bytes((const unsigned char *) VARDATA_ANY(key), (int) VARSIZE_ANY_EXHDR(key));
+}
+
+/* Called when a claim was given, or a handler was run. */
+void
+idem_remember_site(const IdemClaimArgs *args)
+{
+	last_given.key_hash = key_hash(args->key);
+	last_given.location = args->location;
+	last_given.site = args->site;
+}
+
 /*
  * Raises 0A000 if this call is one of the calls that (idem_claim(...)).* was
- * expanded into: same place in the query text as the call that gave the claim,
- * but another node of the plan, in the statement that wrote the row.
+ * expanded into: same place in the query text as the call that gave the claim or ran
+ * the handler, but another node of the plan, in the statement that wrote the row.
  */
 static void
 refuse_expansion(const IdemClaimArgs *args, const IdemProbe *probe)
 {
 	if (args->site == NULL || last_given.location < 0 || !probe->own ||
-		memcmp(&probe->rec.token, &last_given.token, UUID_LEN) != 0 ||
+		key_hash(args->key) != last_given.key_hash ||
 		args->location != last_given.location || args->site == last_given.site ||
 		probe->cmin < GetActiveSnapshot()->curcid)
 		return;
@@ -262,7 +280,7 @@ refuse_expansion(const IdemClaimArgs *args, const IdemProbe *probe)
 			(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 			 errmsg("the result of a claim cannot be expanded with (...).*"),
 			 errdetail("The function would be called once per column."),
-			 errhint("Use SELECT * FROM idem_claim(...).")));
+			 errhint("Use SELECT * FROM the function.")));
 }
 
 /* Acts on a record that is committed or our own.  Needs the key lock unless it is finished. */
@@ -284,6 +302,7 @@ act_on_record(IdemStore *st, const IdemClaimArgs *args, IdemProbe *probe, Timest
 			elog(ERROR, "new claim of an existing record");
 			break;
 		case IDEM_GIVE_NEXT:
+			refuse_expansion(args, probe);
 			give_next(st, args, probe, standing, policy, now, answer);
 			break;
 		case IDEM_GIVE_SAME:
@@ -375,15 +394,6 @@ answer_guarded(const IdemCatalog *cat, const IdemClaimArgs *args, IdemAnswer *an
 	answer->retry_after = Max(idem_policy_get(cat, args->operation)->backoff_base, MIN_RETRY_AFTER_US);
 }
 
-static void
-remember_site(const IdemClaimArgs *args, const IdemAnswer *answer)
-{
-	if (answer->outcome != IDEM_CLAIMED)
-		return;
-	last_given.token = answer->token;
-	last_given.location = args->location;
-	last_given.site = args->site;
-}
 
 /*
  * The protocol.  *locked is what is held of the key lock, before and after.
@@ -393,7 +403,9 @@ claim_by_protocol(IdemStore *st, const IdemClaimArgs *args, IdemAnswer *answer, 
 {
 	IdemProbe	probe;
 
+	IDEM_FAILPOINT("claim-locked");
 	idem_store_probe(st, args->key, &probe);
+	IDEM_FAILPOINT("claim-probed");
 	if (*locked == IDEM_KEY_BUSY && !idem_answered_by_probe(&probe))
 	{
 		if (!idem_keylock_wait_unguarded(args->key))
@@ -405,6 +417,7 @@ claim_by_protocol(IdemStore *st, const IdemClaimArgs *args, IdemAnswer *answer, 
 		idem_store_probe(st, args->key, &probe);
 	}
 	act(st, args, &probe, answer);
+	IDEM_FAILPOINT("claim-decided");
 }
 
 /* A replay from the current slice, the common duplicate, at the cost of one probe. */
@@ -435,7 +448,8 @@ idem_claim_with(IdemStore *st, const IdemClaimArgs *args, IdemAnswer *answer)
 	if (locked == IDEM_KEY_LOCKED)
 		idem_keylock_release(args->key);
 	idem_store_settle(st);
-	remember_site(args, answer);
+	if (answer->outcome == IDEM_CLAIMED)
+		idem_remember_site(args);
 }
 
 /* One round.  Holds nothing but what it wrote when it returns. */
@@ -477,6 +491,7 @@ idem_claim_if_due(const IdemCatalog *cat, text *key, int64 lease, IdemAnswer *an
 			give_next(&st, &args, &probe, standing, policy, now, answer);
 	}
 	*request = probe.presence == IDEM_PRESENT ? probe.rec.request_json : NULL;
+	IDEM_FAILPOINT("due-claimed");
 	idem_keylock_release(key);
 	idem_store_close(&st);
 	return answer->outcome == IDEM_CLAIMED && answer->has_token;
@@ -549,26 +564,49 @@ check_digest(const bytea *digest)
 				 errmsg("\"digest\" must be 1 to %d bytes long", IDEM_MAX_DIGEST_BYTES)));
 }
 
-/* Sets a checked key, and the operation; "named" may be NULL. */
+/* The checked argument "operation", or NULL.  Raises 22023. */
+text *
+idem_operation_arg(FunctionCallInfo fcinfo, int number)
+{
+	text	   *named;
+
+	if (PG_ARGISNULL(number))
+		return NULL;
+	named = PG_GETARG_TEXT_PP(number);
+	if (VARSIZE_ANY_EXHDR(named) == 0 || VARSIZE_ANY_EXHDR(named) > IDEM_MAX_KEY_BYTES)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("\"operation\" must be 1 to %d bytes long", IDEM_MAX_KEY_BYTES)));
+	return named;
+}
+
+/* Sets a checked key and a checked operation, which may be NULL: then the key's. */
 void
 idem_claim_args_key(IdemClaimArgs *args, text *key, text *named)
 {
 	args->key = key;
 	args->operation_named = named != NULL;
-	if (named != NULL && (VARSIZE_ANY_EXHDR(named) == 0 || VARSIZE_ANY_EXHDR(named) > IDEM_MAX_KEY_BYTES))
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("\"operation\" must be 1 to %d bytes long", IDEM_MAX_KEY_BYTES)));
 	args->operation = named != NULL ? named : idem_key_operation(args->key);
 	if (args->operation == NULL)
 		args->operation = cstring_to_text(IDEM_DEFAULT_OPERATION);
+}
+
+/* Sets where the call stands in its query, if it is called for a value. */
+void
+idem_claim_args_site(IdemClaimArgs *args, FunctionCallInfo fcinfo)
+{
+	args->location = -1;
+	if (fcinfo->resultinfo != NULL || fcinfo->flinfo->fn_expr == NULL)
+		return;
+	args->site = fcinfo->flinfo;
+	args->location = exprLocation(fcinfo->flinfo->fn_expr);
 }
 
 static void
 read_args(FunctionCallInfo fcinfo, IdemClaimArgs *args)
 {
 	memset(args, 0, sizeof(*args));
-	idem_claim_args_key(args, idem_key_arg(fcinfo), PG_ARGISNULL(2) ? NULL : PG_GETARG_TEXT_PP(2));
+	idem_claim_args_key(args, idem_key_arg(fcinfo), idem_operation_arg(fcinfo, 2));
 	if (!PG_ARGISNULL(1))
 		args->request = PG_GETARG_JSONB_P(1);
 	if (!PG_ARGISNULL(3))
@@ -580,13 +618,7 @@ read_args(FunctionCallInfo fcinfo, IdemClaimArgs *args)
 		args->digest = PG_GETARG_BYTEA_PP(6);
 		check_digest(args->digest);
 	}
-	if (fcinfo->resultinfo == NULL && fcinfo->flinfo->fn_expr != NULL)
-	{
-		args->site = fcinfo->flinfo;
-		args->location = exprLocation(fcinfo->flinfo->fn_expr);
-	}
-	else
-		args->location = -1;
+	idem_claim_args_site(args, fcinfo);
 }
 
 static void

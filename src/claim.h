@@ -52,11 +52,15 @@ typedef struct IdemAnswer
 	struct varlena *error_message;
 	const char *previous;
 	struct varlena *progress;
+	text	   *operation;		/* of a claimed record; no column */
 } IdemAnswer;
 
 #define IDEM_ANSWER_COLUMNS	11
 
+extern text *idem_operation_arg(FunctionCallInfo fcinfo, int number);
 extern void idem_claim_args_key(IdemClaimArgs *args, text *key, text *named);
+extern void idem_claim_args_site(IdemClaimArgs *args, FunctionCallInfo fcinfo);
+extern void idem_remember_site(const IdemClaimArgs *args);
 extern bool idem_replay_at_once(IdemStore *st, const IdemClaimArgs *args, IdemAnswer *answer);
 extern void idem_claim_with(IdemStore *st, const IdemClaimArgs *args, IdemAnswer *answer);
 extern void idem_claim_round(const IdemCatalog *cat, const IdemClaimArgs *args, IdemAnswer *answer);

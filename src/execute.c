@@ -42,6 +42,7 @@
 
 #include "claim.h"
 #include "compat.h"
+#include "failpoint.h"
 #include "finish.h"
 #include "idempotency.h"
 
@@ -135,6 +136,26 @@ typedef struct Run
 	struct varlena *result;		/* jsonb or NULL */
 } Run;
 
+/* A cast function may take a type modifier and a flag for explicit casts, too. */
+static struct varlena *
+call_cast(Oid function, Datum value)
+{
+	LOCAL_FCINFO(call, 3);
+	FmgrInfo	fn;
+	Datum		result;
+
+	fmgr_info(function, &fn);
+	InitFunctionCallInfoData(*call, &fn, fn.fn_nargs, DEFAULT_COLLATION_OID, NULL, NULL);
+	call->args[0].value = value;
+	call->args[0].isnull = false;
+	call->args[1].value = Int32GetDatum(-1);
+	call->args[1].isnull = false;
+	call->args[2].value = BoolGetDatum(true);
+	call->args[2].isnull = false;
+	result = FunctionCallInvoke(call);
+	return call->isnull ? NULL : PG_DETOAST_DATUM(result);
+}
+
 static struct varlena *
 result_to_jsonb(const Handler *handler, Datum value)
 {
@@ -148,7 +169,7 @@ result_to_jsonb(const Handler *handler, Datum value)
 	switch (handler->cast)
 	{
 		case COERCION_PATH_FUNC:
-			return PG_DETOAST_DATUM(OidFunctionCall1(handler->cast_function, value));
+			return call_cast(handler->cast_function, value);
 		case COERCION_PATH_RELABELTYPE:
 			return PG_DETOAST_DATUM(value);
 		default:
@@ -178,6 +199,7 @@ call_handler(void *arg)
 		call->args[2].value = Int32GetDatum(run->attempt);
 		call->args[2].isnull = false;
 	}
+	IDEM_FAILPOINT("handler-begins");
 	PushActiveSnapshot(GetTransactionSnapshot());
 	pgstat_init_function_usage(call, &usage);
 	value = FunctionCallInvoke(call);
@@ -186,6 +208,7 @@ call_handler(void *arg)
 		result_to_jsonb(run->handler, value);
 	idem_check_result(run->policy, run->result, NULL);
 	PopActiveSnapshot();
+	IDEM_FAILPOINT("handler-ended");
 }
 
 /* ---- what becomes of an error ---- */
@@ -295,21 +318,23 @@ execute_claimed(Oid function, Handler *handler, const IdemClaimArgs *args, IdemA
 	IdemFailure failure;
 	ErrorData  *error;
 
-	run.policy = idem_policy_get(idem_catalog(function), args->operation);
+	run.policy = idem_policy_get(idem_catalog(function), answer->operation);
 	error = idem_in_subtransaction(call_handler, &run);
+	IDEM_FAILPOINT("claimed-handler-over");
 	idem_store_open(&st, idem_catalog(function));
 	if (error == NULL)
 	{
-		(void) idem_complete_held(&st, args->key, &token, run.result, NULL);
+		idem_complete_claimed(&st, args->key, &token, run.result);
 		answer_executed(answer, run.attempt, run.result);
 	}
 	else
 	{
 		failure_of(error, run.policy, &failure);
-		idem_fail_held(&st, args->key, &token, &failure);
+		idem_fail_claimed(&st, args->key, &token, &failure);
 		answer_failure(answer, &failure.after);
 	}
 	idem_store_close(&st);
+	idem_remember_site(args);
 }
 
 /* ---- the short way: the guard is the claim ---- */
@@ -339,6 +364,7 @@ execute_guarded(Oid function, Handler *handler, const IdemClaimArgs *args, IdemA
 	run.policy = idem_policy_get(idem_catalog(function), args->operation);
 	idem_first_attempt(args, run.policy, idem_now(), &rec);
 	error = idem_in_subtransaction(call_handler, &run);
+	IDEM_FAILPOINT("guarded-handler-over");
 	if (error == NULL)
 	{
 		idem_become_succeeded(&rec, idem_now(), run.result, NULL);
@@ -391,9 +417,14 @@ try_guarded(Oid function, Handler *handler, const IdemClaimArgs *args, IdemAnswe
 
 	if (!idem_guard_try(args->key))
 		return false;
+	IDEM_FAILPOINT("guard-taken");
 	new = is_new(idem_catalog(function), args->key);
 	if (new)
+	{
 		execute_guarded(function, handler, args, answer);
+		idem_remember_site(args);
+	}
+	IDEM_FAILPOINT("guard-ends");
 	idem_guard_release(args->key);
 	return new;
 }
@@ -406,13 +437,14 @@ Datum
 idem_execute(PG_FUNCTION_ARGS)
 {
 	Oid			function = fcinfo->flinfo->fn_oid;
-	IdemClaimArgs args = {.location = -1};
+	IdemClaimArgs args = {.key = NULL};
 	IdemAnswer	answer;
 	Handler		handler;
 	int64		wait = 0;
 
 	idem_write_prologue("idem_execute()");
-	idem_claim_args_key(&args, idem_key_arg(fcinfo), PG_ARGISNULL(3) ? NULL : PG_GETARG_TEXT_PP(3));
+	idem_claim_args_key(&args, idem_key_arg(fcinfo), idem_operation_arg(fcinfo, 3));
+	idem_claim_args_site(&args, fcinfo);
 	if (!PG_ARGISNULL(1))
 		args.request = PG_GETARG_JSONB_P(1);
 	if (PG_ARGISNULL(2))

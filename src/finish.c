@@ -70,6 +70,7 @@ typedef struct CompleteArgs
 {
 	struct varlena *json;
 	struct varlena *body;
+	bool		checked;		/* idem_check_result() was done */
 } CompleteArgs;
 
 /* Raises 54000 for a result that is larger than the policy allows. */
@@ -90,7 +91,8 @@ apply_complete(IdemRecord *rec, const IdemPolicy *policy, TimestampTz now, void 
 {
 	CompleteArgs *args = (CompleteArgs *) arg;
 
-	idem_check_result(policy, args->json, args->body);
+	if (!args->checked)
+		idem_check_result(policy, args->json, args->body);
 	idem_become_succeeded(rec, now, args->json, args->body);
 	return IDEM_MOVE;
 }
@@ -131,7 +133,7 @@ bool
 idem_complete_held(IdemStore *st, text *key, const pg_uuid_t *token,
 				   struct varlena *json, struct varlena *body)
 {
-	CompleteArgs args = {json, body};
+	CompleteArgs args = {.json = json, .body = body};
 	IdemProbe	probe;
 
 	if (idem_change_held(st, key, token, apply_complete, &args, &probe))
@@ -139,6 +141,17 @@ idem_complete_held(IdemStore *st, text *key, const pg_uuid_t *token,
 	if (!completed_before(&probe, token, &args))
 		refuse(&probe);
 	return false;
+}
+
+/* Stores a checked result for a token that this very call gave; raises ID001, ID002. */
+void
+idem_complete_claimed(IdemStore *st, text *key, const pg_uuid_t *token, struct varlena *json)
+{
+	CompleteArgs args = {.json = json, .checked = true};
+	IdemProbe	probe;
+
+	if (!idem_change_claimed(st, key, token, apply_complete, &args, &probe))
+		refuse(&probe);
 }
 
 /*
@@ -270,6 +283,18 @@ idem_fail_held(IdemStore *st, text *key, const pg_uuid_t *token, IdemFailure *fa
 	IdemProbe	probe;
 
 	if (!idem_change_held(st, key, token, idem_apply_failure, failure, &probe))
+		refuse(&probe);
+	if (failure->notify)
+		idem_notify(failure->event, &failure->after);
+}
+
+/* The same for a token that this very call gave. */
+void
+idem_fail_claimed(IdemStore *st, text *key, const pg_uuid_t *token, IdemFailure *failure)
+{
+	IdemProbe	probe;
+
+	if (!idem_change_claimed(st, key, token, idem_apply_failure, failure, &probe))
 		refuse(&probe);
 	if (failure->notify)
 		idem_notify(failure->event, &failure->after);

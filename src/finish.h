@@ -33,7 +33,9 @@ typedef struct IdemFailure
 extern void idem_check_result(const IdemPolicy *policy, struct varlena *json, struct varlena *body);
 extern bool idem_complete_held(IdemStore *st, text *key, const pg_uuid_t *token,
 							   struct varlena *json, struct varlena *body);
+extern void idem_complete_claimed(IdemStore *st, text *key, const pg_uuid_t *token, struct varlena *json);
 extern IdemChange idem_apply_failure(IdemRecord *rec, const IdemPolicy *policy, TimestampTz now, void *arg);
 extern void idem_fail_held(IdemStore *st, text *key, const pg_uuid_t *token, IdemFailure *failure);
+extern void idem_fail_claimed(IdemStore *st, text *key, const pg_uuid_t *token, IdemFailure *failure);
 
 #endif							/* IDEM_FINISH_H */

@@ -16,6 +16,7 @@
 #include "utils/guc.h"
 #include "utils/timestamp.h"
 
+#include "failpoint.h"
 #include "idempotency.h"
 
 PG_MODULE_MAGIC;
@@ -50,6 +51,9 @@ _PG_init(void)
 							 PGC_SUSET,
 							 GUC_UNIT_S,
 							 NULL, NULL, NULL);
+#ifdef IDEM_FAILPOINTS
+	idem_failpoint_init();
+#endif
 	MarkGUCPrefixReserved("idempotency");
 	idem_catalog_init();
 }

@@ -19,6 +19,7 @@
 #include "miscadmin.h"
 
 #include "claim.h"
+#include "failpoint.h"
 #include "idempotency.h"
 #include "once.h"
 
@@ -130,6 +131,7 @@ once_round(IdemStore *st, const IdemClaimArgs *args, IdemProbe *probe)
 		idem_store_probe(st, args->key, probe);
 	}
 	end = once_act(st, args, probe);
+	IDEM_FAILPOINT("once-decided");
 	if (locked == IDEM_KEY_LOCKED)
 		idem_keylock_release(args->key);
 	return end;

@@ -32,6 +32,7 @@
 #include "change.h"
 #include "claim.h"
 #include "finish.h"
+#include "failpoint.h"
 #include "idempotency.h"
 
 #define MAX_REASON_BYTES	8192
@@ -190,6 +191,7 @@ operate(FunctionCallInfo fcinfo, text *key, const char *action, text *reason,
 				(errcode(ERRCODE_IDEM_NO_SUCH_KEY),
 				 errmsg("idempotency key does not exist")));
 	idem_store_close(&st);
+	IDEM_FAILPOINT("operator-acted");
 	idem_audit(cat, action, reason, &args->before,
 			   gone ? NULL : idem_status_name(args->after.status),
 			   gone ? -1 : args->after.attempts);

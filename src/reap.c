@@ -31,6 +31,7 @@
 
 #include "change.h"
 #include "claim.h"
+#include "failpoint.h"
 #include "idempotency.h"
 
 #define MAX_REAP			1000000
@@ -142,6 +143,7 @@ settle_batch(void *arg)
 	{
 		CHECK_FOR_INTERRUPTS();
 		settle(&st, batch->keys[i], &batch->counts);
+		IDEM_FAILPOINT("lapse-settled");
 	}
 	idem_store_close(&st);
 }

@@ -48,6 +48,7 @@
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
 
+#include "failpoint.h"
 #include "idempotency.h"
 
 #define NATTS_RING		4
@@ -225,6 +226,7 @@ put_slice(Ring *ring, int number, SliceState state, TimestampTz opened_at, Times
 	slice->own = true;
 	ring->changed = true;
 	CacheInvalidateRelcache(ring->rel);
+	IDEM_FAILPOINT("slice-state-written");
 	CommandCounterIncrement();
 }
 
@@ -253,6 +255,7 @@ truncate_slice(void *arg)
 							   quote_qualified_identifier(get_namespace_name(purge->ring->cat->schema),
 														  get_rel_name(table))),
 					  0, NULL, NULL, NULL);
+	IDEM_FAILPOINT("slice-truncated");
 }
 
 /*

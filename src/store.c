@@ -73,6 +73,7 @@
 #include "utils/wait_event.h"
 
 #include "compat.h"
+#include "failpoint.h"
 #include "idempotency.h"
 #include "record.h"
 
@@ -210,6 +211,7 @@ probe_part(IdemStore *st, int slice, const text *key, IdemProbe *probe)
 	ScanKeyData scankey;
 	bool		found;
 
+	IDEM_FAILPOINT("partition-opened");
 	if (is_empty(st, slice, part))
 		return false;
 	if (part->scan == NULL)
@@ -399,7 +401,9 @@ insert_row(IdemWriter *w, const IdemRecord *rec)
 {
 	idem_put_record(w->slot, rec);
 	table_tuple_insert(w->rel, w->slot, GetCurrentCommandId(true), 0, NULL);
+	IDEM_FAILPOINT("row-inserted");
 	insert_index_entries_compat(w->rri, w->slot, w->estate);
+	IDEM_FAILPOINT("row-indexed");
 	writer_done(w);
 }
 
@@ -541,6 +545,7 @@ idem_store_update_open(IdemStore *st, IdemProbe *probe, IdemRecord *rec)
 	idem_put_record(w->slot, rec);
 	result = update_row_compat(w->rri, w->estate, &probe->tid, w->slot,
 							   GetCurrentCommandId(true), &tmfd);
+	IDEM_FAILPOINT("row-updated");
 	writer_done(w);
 	return check_result(result);
 }
@@ -570,6 +575,7 @@ current_writer(IdemStore *st, int16 *slice)
 		if (st->parts[current].writer != NULL)
 			return st->parts[current].writer;
 		LockRelationOid(table, RowExclusiveLock);
+		IDEM_FAILPOINT("slice-locked");
 		if (idem_ring_current(st->cat) == current)
 			return writer_of(st, current);
 		UnlockRelationOid(table, RowExclusiveLock);
@@ -591,6 +597,7 @@ idem_store_finish(IdemStore *st, IdemProbe *probe, IdemRecord *rec)
 {
 	IdemWrite	written = delete_open(st, probe);
 
+	IDEM_FAILPOINT("open-row-deleted");
 	if (written == IDEM_WRITTEN)
 		idem_store_insert_finished(st, rec);
 	return written;
@@ -629,6 +636,7 @@ idem_store_reopen(IdemStore *st, IdemProbe *probe, IdemRecord *rec)
 {
 	IdemWrite	written = delete_finished(st, probe);
 
+	IDEM_FAILPOINT("finished-row-deleted");
 	if (written == IDEM_WRITTEN)
 		idem_store_insert_open(st, rec);
 	return written;
@@ -682,6 +690,7 @@ void
 idem_store_wait_xact(IdemStore *st, IdemProbe *probe)
 {
 	close_ring(st);
+	IDEM_FAILPOINT("transaction-awaited");
 	XactLockTableWait(probe->xid, open_part(st, IDEM_SLICE_OPEN)->rel, &probe->tid, XLTW_Update);
 }
 
@@ -693,6 +702,7 @@ void
 idem_store_wait_row(IdemStore *st, IdemProbe *probe)
 {
 	close_ring(st);
+	IDEM_FAILPOINT("row-lock-awaited");
 	if (probe->rec.slice == IDEM_SLICE_OPEN)
 	{
 		st->wrote = st->wrote_open = true;

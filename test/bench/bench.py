@@ -208,6 +208,8 @@ set title 'ratio to the rival (bars: spread of rounds, crosses: goal)'
 set yrange [-1:{len(rows)}]; set logscale x; set grid x; set key off; set lmargin 60
 plot '{directory}/ratios.dat' using 2:0:3:4:ytic(1) with xerrorbars pt 7 lw 2, '' using 5:0 with points pt 2 ps 2
 """
+    if not rows:
+        commands = ''
     if curve:
         commands += f"""
 reset; set terminal pngcairo size 900,600; set output '{directory}/growth.png'
@@ -224,7 +226,7 @@ def main():
     p.add_argument('--clients', type=int, default=4)
     p.add_argument('--sizes', default='100000,1000000,10000000')
     p.add_argument('--out', default='bench-results')
-    p.add_argument('--only', default='')
+    p.add_argument('--only', default='', help="rows with these words only; 'growth': the growth curve only")
     a = p.parse_args()
     os.makedirs(a.out, exist_ok=True)
     seconds = max(1, round(a.seconds))
@@ -258,7 +260,7 @@ def main():
                 print(f'  {what:45} {size:8.0f}')
             print(f"  idem_execute / INSERT of the finished row: {sizes['idem_execute (handler without writes)'] / sizes['INSERT of the finished row']:.2f}  (goal <= 1.3)")
         curve = []
-        if a.sizes and not a.only:
+        if a.sizes and a.only in ('', 'growth'):
             print('\ngrowth: finished records, replays/s, new claims/s (synchronous_commit off), index pages per claim')
             curve = growth(d, [int(s) for s in a.sizes.split(',')], seconds, a.rounds)
             if len(curve) > 1:

@@ -2,7 +2,7 @@
 # The benchmark: the extension beside its rivals on a throw-away server with
 # fsync on, in alternating rounds.
 #
-#	test/bench/run.sh [--seconds 4] [--rounds 5] [--clients 4] [--sizes 100000,1000000,10000000]
+#	test/bench/run.sh [--seconds 4] [--rounds 5] [--clients 4] [--sizes 100000,1000000,10000000] [--only growth]
 #
 # Prints a table; data and plots go to $OUT, by default bench-results in the current
 # folder.  The growth curve to 10^7 records takes several minutes and 10 GB of
