@@ -3,6 +3,7 @@
 #	need_packages			installs what is missing, with apt
 #	private_copy			copies the tree to $W/src, owned by user postgres
 #	build_and_stage [CFLAGS]	builds there and installs into $W/stage
+#	build_failpoints		builds once more with failure points, settings in $W/failpoints.conf
 #	server_start [LINE...]	starts a server on a socket in $W, further lines for postgresql.conf
 #	as_postgres COMMAND...	runs in $W/src with PGHOST, PGPORT, PATH set for it
 #
@@ -76,6 +77,17 @@ build_and_stage() {
 			echo "extension_destdir = '$W/stage'"
 		fi
 	} > "$W/temp.conf"
+}
+
+# A second build with failure points, in $W/failpoints; its settings are $W/failpoints.conf.
+build_failpoints() {
+	mkdir "$W/failpoints"
+	cp -a "$W"/src/{Makefile,idempotency.control,src,sql} "$W/failpoints"
+	find "$W/failpoints" -name '*.o' -delete
+	chown -R postgres: "$W/failpoints"
+	as_postgres make -s -C "$W/failpoints" with_llvm=no IDEM_FAILPOINTS=1 PG_CONFIG="$BIN/pg_config"
+	as_postgres make -s -C "$W/failpoints" with_llvm=no IDEM_FAILPOINTS=1 install DESTDIR="$W/failpoints/stage" PG_CONFIG="$BIN/pg_config"
+	sed "s:$W/stage:$W/failpoints/stage:" "$W/temp.conf" > "$W/failpoints.conf"
 }
 
 server_start() {

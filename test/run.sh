@@ -50,7 +50,7 @@ tap_suite() {
 	local out="$W/tap.out" ok=0 bad=0 scripts status=0
 	scripts=$(cd "$ROOT" && ls ${IDEM_TAP:-test/t/*.pl})
 	# shellcheck disable=SC2086
-	as_postgres env TEMP_CONFIG="$W/temp.conf" PG_REGRESS="$PGXS_DIR/regress/pg_regress" TESTDIR="$W/src" PGPORT=65432 \
+	as_postgres env TEMP_CONFIG="$W/temp.conf" IDEM_FAILPOINT_CONFIG="$W/failpoints.conf" PG_REGRESS="$PGXS_DIR/regress/pg_regress" TESTDIR="$W/src" PGPORT=65432 \
 		PG_TEST_TIMEOUT_DEFAULT=120 IDEM_NO_NODE="${IDEM_NO_NODE:-}" NODE="$(command -v node || true)" \
 		prove --timer -I "$PGXS_DIR/perl" $scripts > "$out" 2>&1 || status=$?
 	cat "$out"
@@ -86,7 +86,7 @@ build_and_stage -Werror
 server_start 'fsync = off'
 if wants regress; then regress_suite; fi
 if wants isolation; then isolation_suite; fi
-if wants tap; then tap_suite; fi
+if wants tap; then build_failpoints; tap_suite; fi
 if wants demo; then demo_suite; fi
 
 echo "$PASSED passed, $FAILED failed"
