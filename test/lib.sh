@@ -8,16 +8,19 @@
 #	as_postgres COMMAND...	runs in $W/src with PGHOST, PGPORT, PATH set for it
 #
 # Everything lives in $W and is stopped and removed at exit; the system's PostgreSQL is
-# not touched.  PGVER chooses the major.  Needs root, or sudo without a password.
+# not touched.  PGVER chooses the major; IDEM_INST, instead, a PostgreSQL of one's own that
+# may be installed into (test/assert.sh); IDEM_VALGRIND=1 runs its server under valgrind.
+# Needs root, or sudo without a password.
 
 PGVER=${PGVER:-15}
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-BIN=/usr/lib/postgresql/$PGVER/bin
+BIN=${IDEM_INST:-/usr/lib/postgresql/$PGVER}/bin
 PGXS_DIR=/usr/lib/postgresql/$PGVER/lib/pgxs/src/test
+[ -z "${IDEM_INST:-}" ] || PGXS_DIR=$("$BIN/pg_config" --pgxs | sed 's:/makefiles/pgxs.mk$:/test:')
 export LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive
 
 if [ "$(id -u)" -ne 0 ]; then
-	exec sudo --preserve-env=PGVER,IDEM_NO_NODE,IDEM_NO_APT,CI bash "$0" "$@"
+	exec sudo --preserve-env=PGVER,IDEM_INST,IDEM_VALGRIND,IDEM_NO_NODE,IDEM_NO_APT,CI bash "$0" "$@"
 fi
 
 have() { [ "$(dpkg-query -W -f '${db:Status-Abbrev}' "$1" 2>/dev/null)" = 'ii ' ]; }
@@ -67,7 +70,12 @@ as_postgres() {
 }
 
 build_and_stage() {
-	as_postgres make -s with_llvm=no COPT="${1:-}" PG_CONFIG="$BIN/pg_config"
+	as_postgres make -s with_llvm=no COPT="${1:-}" ${CC:+CC="$CC"} PG_CONFIG="$BIN/pg_config"
+	if [ -n "${IDEM_INST:-}" ]; then
+		as_postgres make -s with_llvm=no install PG_CONFIG="$BIN/pg_config"
+		: > "$W/temp.conf"
+		return
+	fi
 	as_postgres make -s with_llvm=no install DESTDIR="$W/stage" PG_CONFIG="$BIN/pg_config"
 	{
 		echo "dynamic_library_path = '$W/stage$("$BIN/pg_config" --pkglibdir):\$libdir'"
@@ -90,6 +98,18 @@ build_failpoints() {
 	sed "s:$W/stage:$W/failpoints/stage:" "$W/temp.conf" > "$W/failpoints.conf"
 }
 
+valgrind_command() {
+	[ -n "${IDEM_VALGRIND:-}" ] || return 0
+	echo "valgrind --quiet --trace-children=yes --leak-check=no --suppressions=$IDEM_INST/share/valgrind.supp" \
+		"--error-markers=VALGRINDERROR-BEGIN,VALGRINDERROR-END --log-file=$W/valgrind.%p.log"
+}
+
+# What no test may leave in the log of the server (and of valgrind); true if it is there.
+complaints() {
+	grep -hE 'TRAP:|PANIC:|terminated by signal|WARNING:.*(detected write past|problem in alloc|refcount leak|reference leak|leaked)' "$W/server.log" && return
+	[ -n "${IDEM_VALGRIND:-}" ] && cat "$W"/valgrind.*.log | grep -A 30 VALGRINDERROR-BEGIN | head -100
+}
+
 server_start() {
 	as_postgres initdb -D "$W/data" -A trust -E UTF8 --locale=C.UTF-8 > /dev/null
 	{
@@ -99,5 +119,7 @@ server_start() {
 		echo "max_connections = 100"
 		printf '%s\n' "$@"
 	} >> "$W/data/postgresql.conf"
-	as_postgres pg_ctl -D "$W/data" -l "$W/server.log" -w start > /dev/null || { cat "$W/server.log" >&2; exit 1; }
+	printf '#!/bin/sh\nexec %s %s/postgres "$@"\n' "$(valgrind_command)" "$BIN" > "$W/postgres"
+	chmod 755 "$W/postgres"
+	as_postgres pg_ctl -D "$W/data" -l "$W/server.log" -p "$W/postgres" -t 120 -w start > /dev/null || { cat "$W/server.log" >&2; exit 1; }
 }

@@ -4,7 +4,7 @@
 #	bash test/run.sh [regress] [isolation] [tap] [demo]		default: all
 #
 # Ends with "N passed, N failed": regression tests, isolation specs, TAP tests, and the
-# checks of the demo.  A suite that did not run, or ran fewer tests
+# checks of the demo; one for the server's log (no assertion, crash, leak).  A suite that did not run, or ran fewer tests
 # than are listed, is a failure.  PGVER chooses the major (15).
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
@@ -76,6 +76,10 @@ demo_suite() {
 	count "$ok" "$bad" demo
 }
 
+log_suite() {
+	if complaints; then count 0 1 'log of the server'; else count 1 0 'log of the server'; fi
+}
+
 extra=()
 # the digests are checked against a real JavaScript engine
 if wants tap && [ -z "${IDEM_NO_NODE:-}" ] && ! command -v node > /dev/null; then extra+=(nodejs); fi
@@ -87,6 +91,7 @@ server_start 'fsync = off'
 if wants regress; then regress_suite; fi
 if wants isolation; then isolation_suite; fi
 if wants tap; then build_failpoints; tap_suite; fi
+log_suite
 if wants demo; then demo_suite; fi
 
 echo "$PASSED passed, $FAILED failed"
