@@ -20,7 +20,7 @@ PGXS_DIR=/usr/lib/postgresql/$PGVER/lib/pgxs/src/test
 export LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive
 
 if [ "$(id -u)" -ne 0 ]; then
-	exec sudo --preserve-env=PGVER,IDEM_INST,IDEM_VALGRIND,IDEM_NO_NODE,IDEM_NO_APT,CI bash "$0" "$@"
+	exec sudo --preserve-env=PGVER,IDEM_INST,IDEM_VALGRIND,IDEM_COVERAGE,IDEM_NO_NODE,IDEM_NO_APT,CI bash "$0" "$@"
 fi
 
 have() { [ "$(dpkg-query -W -f '${db:Status-Abbrev}' "$1" 2>/dev/null)" = 'ii ' ]; }
@@ -70,7 +70,7 @@ as_postgres() {
 }
 
 build_and_stage() {
-	as_postgres make -s with_llvm=no COPT="${1:-}" ${CC:+CC="$CC"} PG_CONFIG="$BIN/pg_config"
+	as_postgres make -s with_llvm=no COPT="${1:-}${IDEM_COVERAGE:+ --coverage -O0}" ${CC:+CC="$CC"} PG_CONFIG="$BIN/pg_config"
 	if [ -n "${IDEM_INST:-}" ]; then
 		as_postgres make -s with_llvm=no install PG_CONFIG="$BIN/pg_config"
 		: > "$W/temp.conf"

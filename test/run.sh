@@ -1,14 +1,15 @@
 #!/bin/bash
 # All tests, on a throw-away server, from a private copy of the tree:
 #
-#	bash test/run.sh [regress] [isolation] [tap] [demo]		default: all
+#	bash test/run.sh [regress] [isolation] [tap] [demo] [clang]		default: all
 #
 # Ends with "N passed, N failed": regression tests, isolation specs, TAP tests, and the
 # checks of the demo; one for the server's log (no assertion, crash, leak).  A suite that did not run, or ran fewer tests
-# than are listed, is a failure.  PGVER chooses the major (15).
+# than are listed, is a failure.  PGVER chooses the major (15); IDEM_COVERAGE=1 measures
+# which lines of src were run.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
-SUITES=${*:-regress isolation tap demo}
+SUITES=${*:-regress isolation tap demo clang}
 
 PASSED=0
 FAILED=0
@@ -80,8 +81,29 @@ log_suite() {
 	if complaints; then count 0 1 'log of the server'; else count 1 0 'log of the server'; fi
 }
 
+# The other compiler has nothing to complain of either.
+clang_suite() {
+	mkdir "$W/clang"
+	cp -a "$W"/src/{Makefile,idempotency.control,src,sql} "$W/clang"
+	find "$W/clang" -name '*.o' -delete
+	chown -R postgres: "$W/clang"
+	if as_postgres make -s -C "$W/clang" with_llvm=no CC=clang COPT='-Werror -Wno-ignored-optimization-argument -Wno-unknown-warning-option -Wno-ignored-attributes' PG_CONFIG="$BIN/pg_config"; then
+		count 1 0 clang
+	else
+		count 0 1 clang
+	fi
+}
+
+# Lines of src that no test reached (IDEM_COVERAGE=1); printed, not judged.
+coverage_report() {
+	as_postgres pg_ctl -D "$W/data" -m fast -w stop > /dev/null
+	(cd "$W/src" && gcovr -r . --exclude test/ --sort-percentage 2> /dev/null)
+}
+
 extra=()
+[ -z "${IDEM_COVERAGE:-}" ] || extra+=(gcovr)
 # the digests are checked against a real JavaScript engine
+if wants clang; then extra+=(clang); fi
 if wants tap && [ -z "${IDEM_NO_NODE:-}" ] && ! command -v node > /dev/null; then extra+=(nodejs); fi
 need_packages "${extra[@]}"
 private_copy
@@ -93,6 +115,8 @@ if wants isolation; then isolation_suite; fi
 if wants tap; then build_failpoints; tap_suite; fi
 log_suite
 if wants demo; then demo_suite; fi
+if wants clang; then clang_suite; fi
+[ -z "${IDEM_COVERAGE:-}" ] || coverage_report
 
 echo "$PASSED passed, $FAILED failed"
 [ "$FAILED" -eq 0 ] && [ "$PASSED" -gt 0 ]
