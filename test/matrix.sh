@@ -3,6 +3,7 @@
 #
 #	bash test/matrix.sh 17			(trixie)
 #	bash test/matrix.sh 18			(forky)
+#	bash test/matrix.sh 17 --build	only builds the chroot
 #
 # The chroot is built from the mirror that this system uses, kept in
 # /var/cache/idempotency-chroots, and used in namespaces of its own, so that no
@@ -39,11 +40,12 @@ build_chroot() {
 }
 
 [ -x "$DIR/usr/lib/postgresql/$MAJOR/bin/postgres" ] || { rm -rf "$DIR"; build_chroot; }
+[ "$SUITES" != --build ] || exit 0
 rm -rf "$DIR/tree"
 mkdir "$DIR/tree"
 (cd "$ROOT" && tar -cf - --exclude=./.git --exclude='*.o' --exclude='*.so' --exclude='*.bc' .) | tar -xf - -C "$DIR/tree"
 
 exec unshare --mount --pid --fork --kill-child bash -c '
 	mount -t proc proc "$1/proc" && mount -t tmpfs -o mode=1777 tmpfs "$1/dev/shm" && mount -t tmpfs -o mode=1777 tmpfs "$1/tmp"
-	exec chroot "$1" env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin TERM=dumb PGVER="$2" IDEM_NO_APT=1 IDEM_NO_NODE=1 IDEM_TAP="${IDEM_TAP:-}" bash /tree/test/run.sh $3
+	exec chroot "$1" env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin TERM=dumb PGVER="$2" IDEM_NO_APT=1 IDEM_NO_NODE=1 IDEM_NO_POOLER=1 IDEM_TAP="${IDEM_TAP:-}" bash /tree/test/run.sh $3
 ' matrix "$DIR" "$MAJOR" "$SUITES"
