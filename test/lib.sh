@@ -17,33 +17,15 @@ ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 BIN=${IDEM_INST:-/usr/lib/postgresql/$PGVER}/bin
 PGXS_DIR=/usr/lib/postgresql/$PGVER/lib/pgxs/src/test
 [ -z "${IDEM_INST:-}" ] || PGXS_DIR=$("$BIN/pg_config" --pgxs | sed 's:/makefiles/pgxs.mk$:/test:')
-export LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive
+export LC_ALL=C.UTF-8
+. "$ROOT/test/apt.sh"
 
 if [ "$(id -u)" -ne 0 ]; then
-	exec sudo --preserve-env=PGVER,IDEM_INST,IDEM_VALGRIND,IDEM_COVERAGE,IDEM_NO_NODE,IDEM_NO_APT,CI bash "$0" "$@"
+	exec sudo --preserve-env=PGVER,IDEM_INST,IDEM_VALGRIND,IDEM_COVERAGE,IDEM_SKIP,IDEM_NO_NODE,IDEM_NO_APT,CI bash "$0" "$@"
 fi
 
-have() { [ "$(dpkg-query -W -f '${db:Status-Abbrev}' "$1" 2>/dev/null)" = 'ii ' ]; }
-
-# A new postgresql-15 would make and start a cluster of its own: tell it not to.
-keep_from_making_clusters() {
-	local conf=/etc/postgresql-common/createcluster.conf
-	have "postgresql-$PGVER" && return
-	mkdir -p "${conf%/*}"
-	[ -e "$conf" ] || echo 'create_main_cluster = false' > "$conf"
-	grep -q '^create_main_cluster' "$conf" || echo 'create_main_cluster = false' >> "$conf"
-}
-
 need_packages() {
-	local missing=() p
-	for p in "postgresql-$PGVER" "postgresql-server-dev-$PGVER" gcc make libipc-run-perl python3 python3-psycopg procps "$@"; do
-		have "$p" || missing+=("$p")
-	done
-	if [ ${#missing[@]} -eq 0 ] || [ -n "${IDEM_NO_APT:-}" ]; then return; fi
-	echo "installing ${missing[*]}" >&2
-	keep_from_making_clusters
-	apt-get update -qq >&2
-	apt-get install -y -qq --no-install-recommends "${missing[@]}" >&2
+	install_packages "postgresql-$PGVER" "postgresql-server-dev-$PGVER" gcc make libipc-run-perl python3 python3-psycopg procps "$@"
 }
 
 cleanup() {

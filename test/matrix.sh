@@ -15,16 +15,14 @@ SUITES=${*:-regress isolation tap}
 ROOT=$(cd "$(dirname "$0")/.." && pwd)
 CACHE=${IDEM_CHROOTS:-/var/cache/idempotency-chroots}
 DIR=$CACHE/pg$MAJOR
+. "$ROOT/test/apt.sh"
 declare -A SUITE_OF=([17]=trixie [18]=forky)
 
 if [ "$(id -u)" -ne 0 ]; then exec sudo --preserve-env=IDEM_CHROOTS,CI bash "$0" "$MAJOR" "$@"; fi
 
 build_chroot() {
 	local mirror
-	command -v mmdebstrap > /dev/null || {
-		apt-get update -qq >&2
-		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends mmdebstrap >&2
-	}
+	install_packages mmdebstrap
 	mirror=$(awk '/^URIs:/ { print $2; exit }' /etc/apt/sources.list.d/debian.sources 2>/dev/null)
 	[ -n "$mirror" ] || mirror=$(awk '/^deb / { print $2; exit }' /etc/apt/sources.list)
 	rm -rf "$DIR.new"
@@ -39,7 +37,11 @@ build_chroot() {
 	mv "$DIR.new" "$DIR"
 }
 
+mkdir -p "$CACHE"
+exec 9> "$CACHE/pg$MAJOR.lock"
+flock 9
 [ -x "$DIR/usr/lib/postgresql/$MAJOR/bin/postgres" ] || { rm -rf "$DIR"; build_chroot; }
+flock -u 9
 [ "$SUITES" != --build ] || exit 0
 rm -rf "$DIR/tree"
 mkdir "$DIR/tree"

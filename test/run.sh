@@ -15,7 +15,14 @@ PASSED=0
 FAILED=0
 count() { PASSED=$((PASSED + $1)); FAILED=$((FAILED + $2)); echo "== $3: $1 passed, $2 failed"; }
 wants() { [[ " $SUITES " == *" $1 "* ]]; }
-listed() { sed -n "s/^$1 = *//p" "$ROOT/Makefile" | wc -w; }
+# Names of tests in the Makefile, without those in IDEM_SKIP.
+names() {
+	local name
+	for name in $(sed -n "s/^$1 = *//p" "$ROOT/Makefile"); do
+		[[ " ${IDEM_SKIP:-} " == *" $name "* ]] || echo "$name"
+	done
+}
+listed() { names "$1" | wc -l; }
 
 # Tests "ok" in the output of pg_regress: "test x ... ok" (15) or "ok 1 - x" (16 on).
 passed_in() { grep -cE '^(test .* \.\.\. ok|ok [0-9]+ )' "$1" || true; }
@@ -34,7 +41,7 @@ pg_regress_suite() {
 regress_suite() {
 	# shellcheck disable=SC2046
 	pg_regress_suite regress "$(listed REGRESS)" "$PGXS_DIR/regress/pg_regress" --inputdir=. --bindir="$BIN" \
-		--host="$W" --port=5432 --dbname=contrib_regression $(sed -n 's/^REGRESS = *//p' Makefile)
+		--host="$W" --port=5432 --dbname=contrib_regression $(names REGRESS)
 }
 
 isolation_suite() {
@@ -43,7 +50,7 @@ isolation_suite() {
 	# shellcheck disable=SC2046
 	pg_regress_suite isolation "$(listed ISOLATION)" "$PGXS_DIR/isolation/pg_isolation_regress" --inputdir=test \
 		--outputdir=output_iso --bindir="$BIN" --host="$W" --port=5432 --dbname=isolation_regression \
-		--load-extension=pgcrypto --load-extension=idempotency $(sed -n 's/^ISOLATION = *//p' Makefile)
+		--load-extension=pgcrypto --load-extension=idempotency $(names ISOLATION)
 }
 
 # Every script must end well and have run tests; single tests are counted.

@@ -11,13 +11,14 @@ ROOT=$(cd "$(dirname "$0")/.." && pwd)
 CACHE=${IDEM_CHROOTS:-/var/cache/idempotency-chroots}
 DIR=$CACHE/pg15-17
 OLD=/usr/lib/postgresql/15
+. "$ROOT/test/apt.sh"
 
 if [ "$(id -u)" -ne 0 ]; then exec sudo --preserve-env=IDEM_CHROOTS,CI bash "$0" "$@"; fi
 
 # The 15 of this system, with the libraries that the chroot has no version of.
 build_chroot() {
 	local part lib
-	(. "$ROOT/test/lib.sh" && need_packages)
+	install_packages postgresql-15 postgresql-server-dev-15
 	bash "$ROOT/test/matrix.sh" 17 --build
 	rm -rf "$DIR.new"
 	cp -al "$CACHE/pg17" "$DIR.new"
