@@ -382,51 +382,67 @@ execute_guarded(Oid function, Handler *handler, const IdemClaimArgs *args, IdemA
 
 /* Under the guard: is there no record, also not for the transaction's snapshot? */
 static bool
-is_new(const IdemCatalog *cat, text *key)
+is_new(IdemStore *st, text *key)
 {
-	IdemStore	st;
 	IdemProbe	probe;
 
-	idem_store_open(&st, cat);
-	idem_store_probe(&st, key, &probe);
-	idem_store_close(&st);
+	idem_store_probe(st, key, &probe);
 	if (probe.presence != IDEM_ABSENT)
 		return false;
-	if (IsolationUsesXactSnapshot() && idem_store_snapshot_sees(cat, key))
+	if (IsolationUsesXactSnapshot() && idem_store_snapshot_sees(st->cat, key))
 		idem_serialization_failure();
 	return true;
 }
 
-static bool
-replayed(const IdemCatalog *cat, const IdemClaimArgs *args, IdemAnswer *answer)
+typedef enum Look
+{
+	LOOK_REPLAYED,				/* *answer tells */
+	LOOK_NEW,					/* no record, and the guard is held */
+	LOOK_OTHER					/* the ordinary way; nothing is held */
+} Look;
+
+/* Finds out which way to go, with one store for all probes, closed again. */
+static Look
+look(const IdemCatalog *cat, const IdemClaimArgs *args, IdemAnswer *answer)
 {
 	IdemStore	st;
-	bool		found;
+	Look		found = LOOK_OTHER;
 
 	idem_store_open(&st, cat);
-	found = idem_replay_at_once(&st, args, answer);
+	if (idem_replay_at_once(&st, args, answer))
+		found = LOOK_REPLAYED;
+	else if (idem_guard_try(args->key))
+	{
+		IDEM_FAILPOINT("guard-taken");
+		if (is_new(&st, args->key))
+			found = LOOK_NEW;
+		else
+			idem_guard_release(args->key);
+	}
 	idem_store_close(&st);
 	return found;
 }
 
-/* Executes a key that has no record; false if that is not the case. */
-static bool
-try_guarded(Oid function, Handler *handler, const IdemClaimArgs *args, IdemAnswer *answer)
+/* Answers, executes or claims and executes the key. */
+static void
+execute(Oid function, Handler *handler, const IdemClaimArgs *args, int64 wait, IdemAnswer *answer)
 {
-	bool		new;
-
-	if (!idem_guard_try(args->key))
-		return false;
-	IDEM_FAILPOINT("guard-taken");
-	new = is_new(idem_catalog(function), args->key);
-	if (new)
+	switch (look(idem_catalog(function), args, answer))
 	{
-		execute_guarded(function, handler, args, answer);
-		idem_remember_site(args);
+		case LOOK_REPLAYED:
+			return;
+		case LOOK_NEW:
+			execute_guarded(function, handler, args, answer);
+			idem_remember_site(args);
+			IDEM_FAILPOINT("guard-ends");
+			idem_guard_release(args->key);
+			return;
+		case LOOK_OTHER:
+			idem_claim_waiting(function, args, wait, answer);
+			if (answer->outcome == IDEM_CLAIMED)
+				execute_claimed(function, handler, args, answer);
+			return;
 	}
-	IDEM_FAILPOINT("guard-ends");
-	idem_guard_release(args->key);
-	return new;
 }
 
 /*
@@ -455,12 +471,6 @@ idem_execute(PG_FUNCTION_ARGS)
 	if (!PG_ARGISNULL(4))
 		wait = idem_interval_us(PG_GETARG_INTERVAL_P(4), "wait", 0, IDEM_MAX_LEASE_US);
 
-	if (!replayed(idem_catalog(function), &args, &answer) &&
-		!try_guarded(function, &handler, &args, &answer))
-	{
-		idem_claim_waiting(function, &args, wait, &answer);
-		if (answer.outcome == IDEM_CLAIMED)
-			execute_claimed(function, &handler, &args, &answer);
-	}
+	execute(function, &handler, &args, wait, &answer);
 	return idem_answer_datum(fcinfo, &answer);
 }
