@@ -42,7 +42,7 @@ OBJS = \
 PGFILEDESC = "idempotency - at most one business effect per key"
 DATA = sql/idempotency--1.0.sql
 
-REGRESS = setup key digest claim finish policy access recovery onecall execute once batch handlers handler_edges
+REGRESS = setup key digest claim finish policy access recovery onecall execute once batch handlers handler_edges cases
 REGRESS_OPTS = --inputdir=. --encoding=UTF8
 ISOLATION = claim-snapshot claim-race claim-wait claim-token finish-wait take-over row-locks deadlock serializable clock policy notify operator execute-once execute-others execute-row execute-wait execute-start once-wait batch-order execute-guard extension
 ISOLATION_OPTS = --inputdir=test --load-extension=pgcrypto --load-extension=idempotency

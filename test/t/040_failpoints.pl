@@ -1,7 +1,7 @@
 # Every function is stopped at every step: by an error, a cancel, a terminate and kill -9
 # of its backend, and by being held there while another session asks.  What is left must be
 # what was there before, no lock stays, and the same call made again does its work.  (C02, C05,
-# C07, C20, C31, C33)
+# C07, C20)
 #
 # Needs a build with failure points (make IDEM_FAILPOINTS=1); test/run.sh makes it and
 # gives the settings that find it in IDEM_FAILPOINT_CONFIG.
