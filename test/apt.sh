@@ -12,6 +12,14 @@ keep_from_making_clusters() {
 	grep -q '^create_main_cluster' "$conf" || echo 'create_main_cluster = false' >> "$conf"
 }
 
+# Nor is a new pgbouncer started: for the time of the installation.  In a subshell.
+keep_from_starting_services() {
+	[ ! -e /usr/sbin/policy-rc.d ] || return 0
+	trap 'rm -f /usr/sbin/policy-rc.d' EXIT
+	printf '#!/bin/sh\nexit 101\n' > /usr/sbin/policy-rc.d
+	chmod 755 /usr/sbin/policy-rc.d
+}
+
 install_packages() {
 	local missing=() p
 	for p in "$@"; do
@@ -22,6 +30,7 @@ install_packages() {
 	(
 		flock 8
 		keep_from_making_clusters
+		keep_from_starting_services
 		export DEBIAN_FRONTEND=noninteractive
 		apt-get update -qq >&2
 		apt-get install -y -qq --no-install-recommends "${missing[@]}" >&2

@@ -21,7 +21,7 @@ export LC_ALL=C.UTF-8
 . "$ROOT/test/apt.sh"
 
 if [ "$(id -u)" -ne 0 ]; then
-	exec sudo --preserve-env=PGVER,IDEM_INST,IDEM_VALGRIND,IDEM_COVERAGE,IDEM_SKIP,IDEM_NO_NODE,IDEM_NO_APT,CI bash "$0" "$@"
+	exec sudo --preserve-env=PGVER,IDEM_INST,IDEM_VALGRIND,IDEM_COVERAGE,IDEM_SKIP,IDEM_NO_POOLER,IDEM_NO_NODE,IDEM_NO_APT,CI bash "$0" "$@"
 fi
 
 need_packages() {

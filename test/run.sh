@@ -59,7 +59,7 @@ tap_suite() {
 	scripts=$(cd "$ROOT" && ls ${IDEM_TAP:-test/t/*.pl})
 	# shellcheck disable=SC2086
 	as_postgres env TEMP_CONFIG="$W/temp.conf" IDEM_FAILPOINT_CONFIG="$W/failpoints.conf" PG_REGRESS="$PGXS_DIR/regress/pg_regress" TESTDIR="$W/src" PGPORT=65432 \
-		PG_TEST_TIMEOUT_DEFAULT=120 IDEM_NO_NODE="${IDEM_NO_NODE:-}" NODE="$(command -v node || true)" \
+		PG_TEST_TIMEOUT_DEFAULT=120 IDEM_NO_NODE="${IDEM_NO_NODE:-}" IDEM_NO_POOLER="${IDEM_NO_POOLER:-}" NODE="$(command -v node || true)" \
 		prove --timer -I "$PGXS_DIR/perl" $scripts > "$out" 2>&1 || status=$?
 	cat "$out"
 	ok=$(sed -n 's/^Files=[0-9]*, Tests=\([0-9]*\),.*/\1/p' "$out")
@@ -111,6 +111,7 @@ extra=()
 [ -z "${IDEM_COVERAGE:-}" ] || extra+=(gcovr)
 # the digests are checked against a real JavaScript engine
 if wants clang; then extra+=(clang); fi
+if wants tap && [ -z "${IDEM_NO_POOLER:-}" ]; then extra+=(pgbouncer); fi
 if wants tap && [ -z "${IDEM_NO_NODE:-}" ] && ! command -v node > /dev/null; then extra+=(nodejs); fi
 need_packages "${extra[@]}"
 private_copy

@@ -174,7 +174,10 @@ sub strike
 	my $set = ($sc->{late} ? "$late;" : '') . ($kind =~ /timeout/ && $kind !~ /^idle|^transaction/ ? "SET $kind = '$ms ms';" : '');
 	my $begin = $block ? "BEGIN ISOLATION LEVEL $isolation;" : '';
 	my $pid = $victim->pid;
+	# what the call took, by the server's clock
+	local $sc->{call} = $sc->{call} =~ s/ FROM /, (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000)::integer FROM /r if !$sc->{waits};
 
+	$sc->{took} = 0;
 	if ($kind =~ /^idle/)
 	{
 		# that of a session may strike before the call, too
@@ -201,6 +204,7 @@ sub strike
 		$o->q("SELECT pg_${kind}_backend($pid)");
 	}
 	my $state = ended();
+	$sc->{took} = $1 if $state eq '00000' && $victim->{out} =~ /\|(\d+)$/;
 	if ($victim->{lost}) { gone($pid); }
 	elsif (!$block && $kind eq 'terminate')
 	{
@@ -226,8 +230,8 @@ my $began = time();
 
 sub round
 {
-	my ($sc, $kind, $before) = @_;
-	my $ms = $sc->{n} == 1 && !defined $sc->{ms} ? 1 + int rand 10 : 1 + int rand($sc->{ms});
+	my ($sc, $kind, $before, $given) = @_;
+	my $ms = $given ? $given : $sc->{n} == 1 && !defined $sc->{ms} ? 1 + int rand 10 : 1 + int rand($sc->{ms});
 	my $label = "$sc->{name}: $kind ($ms ms)";
 	my $second;
 
@@ -277,6 +281,8 @@ sub round
 	push @bad, "the next claim is told $next" if $next ne $sc->{next}[ $untouched ? 0 : 1 ];
 	push @bad, "$left advisory or predicate locks" if $left ne '0';
 	push @bad, "idem_check() returns $check rows" if $check ne '0';
+	# answered long after its time was up: it may have been put off by others, once
+	push @{ $sc->{overran} }, $ms if $kind =~ /^(?:statement|transaction)_timeout/ && $sc->{took} > $ms + 5;
 	$lost_but_done++ if !$done && !$untouched;
 	$total++;
 	if ($state eq '00000') { $answered{ $sc->{name} }++; }
@@ -318,6 +324,13 @@ for my $sc (@scenarios)
 			$before = fresh($sc) unless round($sc, $kind, $before);
 		}
 	}
+	# a timeout that is overrun is overrun again only if the call is deaf to it
+	my $overran = shift @{ $sc->{overran} // [] } or next;
+	for (1 .. 3)
+	{
+		$before = fresh($sc) unless round($sc, 'statement_timeout', $before, $overran);
+	}
+	cmp_ok(scalar @{ $sc->{overran} }, '<', 2, "$sc->{name}: heeds its timeout");
 }
 
 #---------------------------------------------------------------------------

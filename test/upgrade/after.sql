@@ -40,9 +40,12 @@ SELECT purged >= 1 AND rotated = 1, 'reap purges and turns the ring' FROM idem_r
 RESET idempotency.clock_offset;
 SELECT outcome = 'claimed', 'a purged key is new' FROM idem_claim('old', '{"n": 1}');
 SELECT count(*) = 0, 'nothing to complain of' FROM idem_check();
+CREATE TEMP TABLE objects AS SELECT count(*) AS n FROM pg_depend d JOIN pg_extension e ON d.refobjid = e.oid AND d.deptype = 'e' AND e.extname = 'idempotency';
 ALTER EXTENSION idempotency UPDATE;
+SELECT o.n = count(*) AND o.n > 30, 'an update to the same version changes nothing' FROM objects o, pg_depend d JOIN pg_extension e ON d.refobjid = e.oid AND d.deptype = 'e' AND e.extname = 'idempotency' GROUP BY o.n;
 DROP FUNCTION done, t;
 DROP OWNED BY app, boss;
 DROP EXTENSION idempotency;
-SELECT count(*) = 0, 'dropped without a trace' FROM pg_class WHERE relname LIKE 'idem\_%';
+SELECT (SELECT count(*) FROM pg_class WHERE relname LIKE 'idem\_%') + (SELECT count(*) FROM pg_proc WHERE proname LIKE 'idem\_%') + (SELECT count(*) FROM pg_type WHERE typname LIKE 'idem\_%') = 0,
+	'dropped without a trace';
 SELECT true, 'the last';
