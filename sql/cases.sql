@@ -37,6 +37,20 @@ SELECT sum(expired) AS expired, sum(exhausted) AS exhausted FROM generate_series
 SELECT count(*) AS untouched FROM idem_record r JOIN before b USING (idempotency_key) WHERE r.ctid = b.c AND r.xmin = b.x;
 SELECT idem_complete('long', ca.t(3));
 
+-- C14, C80: after a revocation, or the release of a take-over, no token holds the key, also not what idem_status shows
+SELECT outcome FROM idem_claim('ended', '1', 'ca', token => ca.t(6));
+SELECT idem_revoke('ended', 'test');
+SELECT owner_token FROM idem_status('ended');
+SELECT tried(format('SELECT %s FROM idem_status(''ended'')', call)) FROM unnest(ARRAY['idem_complete(idempotency_key, owner_token)',
+    'idem_fail(idempotency_key, owner_token, ''permanent'')', 'idem_release(idempotency_key, owner_token)', 'idem_renew(idempotency_key, owner_token)',
+    'idem_checkpoint(idempotency_key, owner_token, ''s'', ''1'')', '(SELECT count(*) FROM idem_complete_many(ARRAY[idempotency_key], ARRAY[owner_token]))',
+    '(SELECT outcome FROM idem_claim(idempotency_key, ''1'', token => owner_token))']) call;
+SELECT outcome, attempts FROM idem_claim('ended', '1', token => ca.t(7));
+SELECT idem_release('ended', ca.t(7));
+SELECT owner_token, attempts, cardinality(past_tokens) FROM idem_status('ended');
+SELECT tried($$SELECT idem_release('ended', owner_token) FROM idem_status('ended')$$), tried($$SELECT idem_release('ended', ca.t(7))$$);
+SELECT * FROM idem_check();
+
 -- C102: digests are SHA-256 with a version before it; nothing needs MD5
 SELECT idem_digest('{"a": 1}') = '\x01'::bytea || sha256('{"a":1}') AS sha256;
 

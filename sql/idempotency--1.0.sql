@@ -72,7 +72,7 @@ COMMENT ON COLUMN @extschema@.idem_record.owner IS 'role that first claimed the 
 COMMENT ON COLUMN @extschema@.idem_record.request_hash IS 'digest of the request, first byte is the version; empty = claimed without a request';
 COMMENT ON COLUMN @extschema@.idem_record.status IS 'processing, succeeded, retryable_failed, failed or unknown';
 COMMENT ON COLUMN @extschema@.idem_record.attempts IS 'attempts started so far';
-COMMENT ON COLUMN @extschema@.idem_record.owner_token IS 'token of the holder; in a finished record the token that finished it';
+COMMENT ON COLUMN @extschema@.idem_record.owner_token IS 'token of the holder, the nil UUID where an operator or a release ended the lease; in a finished record the token that finished it';
 COMMENT ON COLUMN @extschema@.idem_record.lease_until IS 'processing only: until when nobody else may take over';
 COMMENT ON COLUMN @extschema@.idem_record.retry_at IS 'retryable_failed only: when the next attempt is due';
 COMMENT ON COLUMN @extschema@.idem_record.first_claimed_at IS 'time of the first claim';
@@ -402,7 +402,7 @@ COMMENT ON COLUMN @extschema@.idem_reap_result.exhausted IS 'records without att
 COMMENT ON COLUMN @extschema@.idem_reap_result.skipped IS 'records and slices passed over because they were in use or in error';
 COMMENT ON COLUMN @extschema@.idem_reap_result.purged IS 'slices of the ring emptied';
 COMMENT ON COLUMN @extschema@.idem_reap_result.rotated IS 'slices of the ring opened';
-COMMENT ON COLUMN @extschema@.idem_reap_result.more IS 'whether another call has work to do now';
+COMMENT ON COLUMN @extschema@.idem_reap_result.more IS 'whether another call has work to do now; false after max_records => 0, which does and looks at nothing';
 
 CREATE FUNCTION @extschema@.idem_reap(max_records integer DEFAULT 1000) RETURNS @extschema@.idem_reap_result
     LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME';

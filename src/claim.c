@@ -637,6 +637,10 @@ read_args(FunctionCallInfo fcinfo, IdemClaimArgs *args)
 		args->lease = idem_interval_us(PG_GETARG_INTERVAL_P(3), "lease", 1, IDEM_MAX_LEASE_US);
 	if (!PG_ARGISNULL(5))
 		args->token = PG_GETARG_UUID_P(5);
+	if (args->token != NULL && idem_token_is_nil(args->token))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("\"token\" must not be the nil UUID")));
 	if (!PG_ARGISNULL(6))
 	{
 		args->digest = PG_GETARG_BYTEA_PP(6);

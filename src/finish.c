@@ -386,7 +386,7 @@ idem_renew(PG_FUNCTION_ARGS)
 /*
  * Undoes the claim.  A first attempt leaves nothing.  A failed record is due
  * again.  A record that had been taken over from a lapsed lease stands lapsed
- * again, under a token that nobody was given.  The holder's token is forgotten, not
+ * again, held by no token.  The holder's token is forgotten, not
  * buried: as before the claim, and however often a worker takes and gives
  * back, the record does not grow.
  */
@@ -398,12 +398,7 @@ apply_release(IdemRecord *rec, const IdemPolicy *policy, TimestampTz now, void *
 	rec->attempts--;
 	rec->has_token = false;
 	if (rec->previous == IDEM_PREVIOUS_LEASE_EXPIRED)
-	{
-		pg_uuid_t	token;
-
-		idem_new_token(NULL, &token);
-		idem_end_lease(rec, now, &token);
-	}
+		idem_end_lease(rec, now);
 	else
 		idem_become_retryable(rec, now, now);
 	return IDEM_REPLACE;

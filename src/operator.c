@@ -151,14 +151,12 @@ static IdemChange
 apply_revoke(IdemRecord *rec, const IdemPolicy *policy, TimestampTz now, void *arg)
 {
 	OperatorArgs *args = (OperatorArgs *) arg;
-	pg_uuid_t	token;
 
 	args->before = *rec;
 	args->changed = false;
 	if (rec->status != IDEM_PROCESSING)
 		return wrong_state(args, "is not being processed");
-	idem_new_token(NULL, &token);
-	idem_end_lease(rec, now, &token);
+	idem_end_lease(rec, now);
 	return changed(args, rec, IDEM_REPLACE);
 }
 

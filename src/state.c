@@ -143,9 +143,19 @@ idem_settles(const IdemRecord *rec, IdemStanding standing)
 }
 
 bool
+idem_token_is_nil(const pg_uuid_t *token)
+{
+	static const pg_uuid_t nil = {{0}};
+
+	return memcmp(token->data, nil.data, UUID_LEN) == 0;
+}
+
+/* Does the token hold the record?  The nil UUID holds nothing. */
+bool
 idem_token_is(const IdemRecord *rec, const pg_uuid_t *token)
 {
-	return rec->has_token && memcmp(rec->token.data, token->data, UUID_LEN) == 0;
+	return rec->has_token && !idem_token_is_nil(&rec->token) &&
+		memcmp(rec->token.data, token->data, UUID_LEN) == 0;
 }
 
 /* The tokens of earlier attempts as a plain array; *n is their number. */
@@ -186,8 +196,11 @@ idem_bury_token(IdemRecord *rec)
 	Size		size = ARR_OVERHEAD_NONULLS(1) + (n + 1) * UUID_LEN;
 	ArrayType  *array;
 
-	if (!rec->has_token)
+	if (!rec->has_token || idem_token_is_nil(&rec->token))
+	{
+		rec->has_token = false;
 		return;
+	}
 	array = (ArrayType *) palloc0(size);
 	SET_VARSIZE(array, size);
 	array->ndim = 1;
@@ -277,15 +290,15 @@ idem_become_retried(IdemRecord *rec, TimestampTz now)
 }
 
 /*
- * Ends the lease of a processing record now.  The old token is dead;
- * unknown_token is one that nobody was given.
+ * Ends the lease of a processing record now.  The old token is dead; the nil UUID
+ * stands in its place, which is never accepted.
  */
 void
-idem_end_lease(IdemRecord *rec, TimestampTz now, const pg_uuid_t *unknown_token)
+idem_end_lease(IdemRecord *rec, TimestampTz now)
 {
 	idem_bury_token(rec);
 	rec->has_token = true;
-	rec->token = *unknown_token;
+	memset(&rec->token, 0, sizeof(rec->token));
 	rec->lease_until = now;
 	rec->updated_at = now;
 }
