@@ -111,10 +111,17 @@ server_target() {
 	shift
 	from=$(wc -l < "$W/server.log")
 	"$@" || status=$?
-	tail -n +$((from + 1)) "$W/server.log" > "$W/$name.log"
-	if grep -qE "$CRASH" "$W/$name.log"; then
+	# the report of a crash comes after the end of the connection
+	if grep -qE '08006|closed the connection' "$W/$name.out"; then
+		for _ in $(seq 100); do
+			tail -n +$((from + 1)) "$W/server.log" | grep -q 'terminated by signal' && break
+			sleep 0.2
+		done
+	fi
+	tail -n +$((from + 1)) "$W/server.log" > "$W/log.$name"
+	if grep -qE "$CRASH" "$W/log.$name"; then
 		status=1
-		grep -E -A 12 "$CRASH" "$W/$name.log" | head -60
+		grep -E -A 12 "$CRASH" "$W/log.$name" | head -60
 	fi
 	result "$status" "$name: $(tail -n 1 "$W/$name.out")"
 }

@@ -345,9 +345,6 @@ shim_array(text **elements, int count)
 
 void
 deconstruct_array(
-#if PG_VERSION_NUM >= 180000
-				  const
-#endif
 				  ArrayType *array, Oid elmtype, int elmlen, bool elmbyval, char elmalign,
 				  Datum **elemsp, bool **nullsp, int *nelemsp)
 {
@@ -628,11 +625,7 @@ buildoidvector(const Oid *oids, int n)
 }
 
 Oid
-#if PG_VERSION_NUM >= 180000
 GetSysCacheOid(int cacheId, AttrNumber oidcol, Datum key1, Datum key2, Datum key3, Datum key4)
-#else
-GetSysCacheOid(int cacheId, AttrNumber oidcol, Datum key1, Datum key2, Datum key3, Datum key4)
-#endif
 {
 	return 1;
 }

@@ -522,7 +522,7 @@ BEGIN
         RETURN NULL;
     END IF;
     PERFORM ref.check_owner(r.owner);
-    IF r.status <> 'processing' OR r.owner_token <> token OR ref.now() >= r.lease_until THEN
+    IF r.status <> 'processing' OR r.owner_token <> token OR NOT r.given OR ref.now() >= r.lease_until THEN
         RETURN NULL;
     END IF;
     -- open: without a lease of its own it never shortens

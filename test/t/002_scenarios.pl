@@ -264,9 +264,9 @@ sub wait_gone
 # The connection of the observer ends with the server's crash.
 sub wait_restart
 {
+	wait_until('the crash is noticed', sub { $o->try('SELECT 1') ne '00000' });
 	$o->quit;
-	wait_until('the server is up again', sub { $node->psql('postgres', 'SELECT 1') == 0 });
-	$o = session($node, name => 'observer');
+	wait_until('the server is up again', sub { eval { $o = session($node, name => 'observer'); 1 } });
 	return;
 }
 

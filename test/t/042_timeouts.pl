@@ -191,7 +191,7 @@ sub strike
 		$victim->{lost} = 1;
 		return ($state eq '00000' ? $then : $state, $done);
 	}
-	$victim->q("RESET ALL; $set $begin") if "$set$begin" ne '';
+	$victim->q("ROLLBACK; RESET ALL; $set $begin") if "$set$begin" ne '';
 	if ($kind eq 'transaction_timeout')
 	{
 		$victim->start(($block ? "SET LOCAL transaction_timeout = '$ms ms';" : "SET transaction_timeout = '$ms ms';") . $sc->{call});
@@ -237,7 +237,7 @@ sub round
 
 	$victim //= session($node, name => 'victim');
 	my $pid = $victim->pid;
-	$victim->q('RESET ALL');
+	$victim->q('ROLLBACK; RESET ALL');
 	$holder->q("BEGIN; $sc->{hold}") if $sc->{hold};
 	if ($sc->{second})
 	{
@@ -307,7 +307,7 @@ for my $sc (@scenarios)
 	{
 		# undisturbed: how long it takes, and that it does what it should
 		$victim //= session($node, name => 'victim');
-		$victim->q('RESET ALL');
+		$victim->q('ROLLBACK; RESET ALL');
 		$victim->q($late) if $sc->{late};
 		my $start = time();
 		$victim->q($sc->{call});
@@ -339,7 +339,7 @@ for my $sc (@scenarios)
 
 {
 	$victim //= session($node, name => 'victim');
-	$victim->q('RESET ALL');
+	$victim->q('ROLLBACK; RESET ALL');
 	fresh({});
 	$victim->q("SET statement_timeout = '20 ms'");
 	is($victim->try("SELECT idem_execute('k1', '{\"rows\": 1, \"sleep\": 60}', 'work(text,jsonb,integer)')"), '57014', 'statement_timeout in the handler passes through');
@@ -351,7 +351,7 @@ for my $sc (@scenarios)
 	$victim->q("SET statement_timeout = '20 ms'");
 	is($victim->q("SELECT outcome, result_json FROM idem_execute('k2', '1', 'hasty(jsonb)')"), 'executed|"caught"', 'a handler that catches the cancel succeeds');
 	is($o->q("SELECT status, result_json FROM idem_status('k2')"), 'succeeded|"caught"', '... and is stored');
-	$victim->q('RESET ALL');
+	$victim->q('ROLLBACK; RESET ALL');
 	# in a block, the caller can go on after a savepoint
 	$victim->q("BEGIN; INSERT INTO business VALUES ('mine', 0); SAVEPOINT s; SET LOCAL statement_timeout = '20 ms'");
 	is($victim->try("SELECT idem_execute('k3', '{\"rows\": 1, \"sleep\": 60}', 'work(text,jsonb,integer)')"), '57014', 'cancelled in a savepoint');
