@@ -82,6 +82,14 @@ backoffs(Input *in)
 	delay = idem_policy_backoff(attempt, base, factor, cap, jitter, random);
 	whole = idem_policy_backoff(attempt, base, factor, cap, IDEM_JITTER_NONE, random);
 	CHECK(delay >= 0 && delay <= cap && delay <= whole);
+	if (base > 0 && cap > 0)
+	{
+		/* base * factor^(attempt - 1), at most cap */
+		long double exact = base * powl(factor, (long double) attempt - 1);
+
+		exact = exact < cap ? exact : cap;
+		CHECK(fabsl(whole - exact) <= 1 + exact * 1e-6L);
+	}
 	/* doubles have 53 bits: at most 1024 microseconds off */
 	if (jitter == IDEM_JITTER_FULL)
 		CHECK(fabs(delay - (double) whole * random) <= 1024);
